@@ -1,0 +1,1 @@
+"""The command `petal`: the only layer that prints, picks devices and seeds."""
