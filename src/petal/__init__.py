@@ -1,0 +1,41 @@
+"""Lifelong test-time adaptation: a classifier in service that keeps adapting, stays calibrated and does not forget."""
+
+from petal._version import __version__
+from petal.augment import Views
+from petal.errors import ConfigError, DataError, InputError, ModelError, PetalError, PetalWarning, PosteriorError
+from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
+from petal.methods import METHODS, Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, Source, Tent
+from petal.posterior import DiagonalGaussian, fit_swag
+from petal.restore import Fisher, Stochastic
+
+__all__ = [
+    "METHODS",
+    "Adapter",
+    "BatchNorm",
+    "CoTTA",
+    "ConfigError",
+    "DataError",
+    "DiagonalGaussian",
+    "Fisher",
+    "InputError",
+    "ModelError",
+    "Petal",
+    "PetalError",
+    "PetalWarning",
+    "PosteriorError",
+    "Prediction",
+    "PseudoLabel",
+    "Record",
+    "Result",
+    "Scores",
+    "Source",
+    "Stochastic",
+    "Tent",
+    "Views",
+    "__version__",
+    "evaluate",
+    "fit_swag",
+    "iter_evaluate",
+    "predict",
+    "summarize",
+]

@@ -1,0 +1,192 @@
+"""A stream through a method: answers instead of logits, one record a batch, and the scores of the whole."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from petal import functional as F
+from petal.errors import DataError
+from petal.methods import Adapter
+
+BINS = 15
+
+
+class Prediction(NamedTuple):
+    """The answer for each sample of a batch: its label, that label's probability, and the predictive entropy in nats.
+
+    `views_used` says whether some sample's answer is an average over augmented views; `probabilities` has every class.
+    """
+
+    label: Tensor
+    probability: Tensor
+    entropy: Tensor
+    views_used: bool
+    probabilities: Tensor
+
+
+def predict(adapter: Adapter, x: Tensor, adapt: bool = True) -> Prediction:
+    """Labels with their uncertainty; adapts to the batch unless adapt=False.
+
+    >>> from torch import nn
+    >>> answer = predict(adapter=_demo(), x=torch.rand(4, 2))
+    >>> answer.label.shape, bool((answer.probability >= 1 / 3).all()), answer.views_used
+    (torch.Size([4]), True, False)
+    """
+    logits = adapter(x) if adapt else adapter.predict(x)
+    probabilities = logits.softmax(1)
+    probability, label = probabilities.max(1)
+    return Prediction(label, probability, F.entropy(logits), adapter.views_used, probabilities)
+
+
+def _demo() -> Adapter:
+    from petal.methods import Source
+
+    return Source(torch.nn.Linear(2, 3))
+
+
+class BatchLike(Protocol):
+    """What a stream yields, as far as evaluation reads it; `severity` may be missing."""
+
+    @property
+    def x(self) -> Tensor: ...  # noqa: D102
+    @property
+    def y(self) -> Tensor: ...  # noqa: D102
+    @property
+    def domain(self) -> str: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Record:
+    """One batch of an evaluation. Scores are means over its samples, as fractions.
+
+    `calibration` is three rows of counts over equal bins of confidence: samples, summed confidence, summed correctness.
+    """
+
+    position: int
+    domain: str
+    severity: int
+    n: int
+    error: float
+    nll: float
+    brier: float
+    confidence: float
+    entropy: float
+    calibration: list[list[float]] = field(repr=False)
+    views_used: bool = False
+    restored: float = 0.0
+    skipped: int = 0
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for a line of JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Error, NLL, Brier score and calibration error over `n` samples, as fractions."""
+
+    n: int
+    error: float
+    nll: float
+    brier: float
+    ece: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """Scores of a whole evaluation: pooled over all samples, and for each domain over all its visits."""
+
+    mean: Scores
+    by_domain: Mapping[str, Scores]
+    records: list[Record] = field(repr=False, default_factory=list)
+
+
+def iter_evaluate(
+    adapter: Adapter, stream: Iterable[BatchLike], reset_on_domain_change: bool = False
+) -> Iterator[Record]:
+    """Run a stream through a method, predicting online, and yield a record after every batch."""
+    previous: tuple[str, int] | None = None
+    for number, batch in enumerate(stream):
+        here = (batch.domain, int(getattr(batch, "severity", 0)))
+        if reset_on_domain_change and previous is not None and here != previous:
+            adapter.reset()
+        previous = here
+        yield evaluate_batch(adapter, batch, number)
+
+
+def evaluate_batch(adapter: Adapter, batch: BatchLike, number: int = 0) -> Record:
+    """Predict and adapt to one batch, and score the prediction."""
+    x, y = batch.x.to(adapter.device), batch.y.to(adapter.device)
+    started = time.perf_counter()
+    logits = adapter(x)
+    if logits.device.type == "cuda":
+        torch.cuda.synchronize(logits.device)
+    seconds = time.perf_counter() - started
+    if y.shape != logits.shape[:1] or bool((y < 0).any()) or bool((y >= logits.shape[1]).any()):
+        raise DataError(
+            f"batch {number} of domain {batch.domain!r} has labels of shape {list(y.shape)} from {y.min().item()} to "
+            f"{y.max().item()}; the network predicts {logits.shape[0]} samples of {logits.shape[1]} classes"
+        )
+    logits = logits.double()
+    scores = torch.stack(
+        [
+            (logits.argmax(1) != y).double().mean(),
+            F.nll(logits, y).mean(),
+            F.brier(logits, y).mean(),
+            F.confidence(logits).mean(),
+            F.entropy(logits).mean(),
+        ]
+    ).tolist()
+    return Record(
+        position=int(getattr(batch, "position", number)),
+        domain=batch.domain,
+        severity=int(getattr(batch, "severity", 0)),
+        n=x.shape[0],
+        error=scores[0],
+        nll=scores[1],
+        brier=scores[2],
+        confidence=scores[3],
+        entropy=scores[4],
+        calibration=F.calibration_counts(logits, y, BINS).tolist(),
+        views_used=adapter.views_used,
+        restored=float(adapter.restored),
+        skipped=adapter.skipped,
+        seconds=seconds,
+    )
+
+
+def evaluate(adapter: Adapter, stream: Iterable[BatchLike], reset_on_domain_change: bool = False) -> Result:
+    """Run a whole stream through a method. TENT-online is Tent with reset_on_domain_change=True.
+
+    >>> from types import SimpleNamespace
+    >>> batch = SimpleNamespace(x=torch.rand(4, 2), y=torch.zeros(4, dtype=torch.long), domain="fog", severity=5)
+    >>> evaluate(_demo(), [batch]).mean.n
+    4
+    """
+    return summarize(iter_evaluate(adapter, stream, reset_on_domain_change))
+
+
+def summarize(records: Iterable[Record]) -> Result:
+    """The scores of a whole run from its records."""
+    records = list(records)
+    if not records:
+        raise DataError("the stream gave no batches: there is nothing to evaluate")
+    domains: dict[str, list[Record]] = {}
+    for record in records:
+        domains.setdefault(record.domain, []).append(record)
+    return Result(_pooled(records), {name: _pooled(group) for name, group in domains.items()}, records)
+
+
+def _pooled(records: list[Record]) -> Scores:
+    n = sum(r.n for r in records)
+    counts = torch.tensor([r.calibration for r in records], dtype=torch.float64).sum(0)
+
+    def mean(name: str) -> float:
+        return float(sum(getattr(r, name) * r.n for r in records) / n)
+
+    return Scores(n, mean("error"), mean("nll"), mean("brier"), F.calibration_error(counts).item())

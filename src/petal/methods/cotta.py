@@ -1,0 +1,49 @@
+"""CoTTA: weight-averaged and augmentation-averaged predictions, and stochastic restoration (Wang et al., 2022)."""
+
+import torch
+from torch import Tensor, nn
+
+from petal.augment import Augment
+from petal.methods.base import OptimizerFactory
+from petal.methods.mean_teacher import MeanTeacher
+from petal.restore import Restore, Stochastic
+
+
+class CoTTA(MeanTeacher):
+    """PETAL without its prior, as a special case; defaults are those of CoTTA's released code for CIFAR-10."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        lr: float = 1e-3,
+        ema: float = 0.999,
+        views: int = 32,
+        confidence: float = 0.92,
+        restore: Restore | None = Stochastic(0.01),
+        augment: Augment | None = None,
+        gate: str = "batch",
+        average: str = "logits",
+        loss: str = "cross-entropy",
+        *,
+        optimizer: OptimizerFactory | None = None,
+        steps: int = 1,
+        episodic: bool = False,
+        seed: int | torch.Generator = 0,
+    ) -> None:
+        super().__init__(
+            model, lr=lr, ema=ema, views=views, confidence=confidence, restore=restore, augment=augment, gate=gate,
+            average=average, loss=loss, optimizer=optimizer, steps=steps, episodic=episodic, seed=seed,
+        )  # fmt: skip
+
+    def step(self, x: Tensor) -> Tensor:
+        """Algorithm 2 of the PETAL paper without log q(θ)."""
+        assert self.optimizer is not None
+        target = self.prediction(x)
+        loss = self.consistency(self.forward_through(self.model, x), target).mean()
+        if self.backward(loss):
+            masks = self.masks()
+            self.optimizer.step()
+            self.average_teacher()
+            self.restore_student(masks)
+        self.optimizer.zero_grad()
+        return target

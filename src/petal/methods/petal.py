@@ -1,0 +1,73 @@
+"""PETAL: probabilistic lifelong test-time adaptation with a self-training prior (Brahma and Rai, 2023)."""
+
+import torch
+from torch import Tensor, nn
+
+from petal.augment import Augment
+from petal.errors import ConfigError
+from petal.methods.base import OptimizerFactory, check_number
+from petal.methods.mean_teacher import MeanTeacher
+from petal.posterior import DiagonalGaussian
+from petal.restore import Fisher, Restore
+
+
+class Petal(MeanTeacher):
+    """Algorithm 2 of the paper; the defaults are the paper's for CIFAR-10.
+
+    Student, teacher and source start at the posterior's mean (and its buffers, if any). The released code's behaviour is
+    gate="batch", average="logits"; the paper's is the default.
+
+    While the gate has never opened, teacher and student are the same network: the gradient of the consistency loss is
+    then rounding noise, of which Adam makes full steps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        posterior: DiagonalGaussian,
+        lr: float = 1e-3,
+        ema: float = 0.999,
+        views: int = 32,
+        confidence: float = 0.92,
+        prior_weight: float = 1e-9,
+        restore: Restore | None = Fisher(0.03),
+        augment: Augment | None = None,
+        gate: str = "sample",
+        average: str = "probs",
+        loss: str = "cross-entropy",
+        *,
+        optimizer: OptimizerFactory | None = None,
+        steps: int = 1,
+        episodic: bool = False,
+        seed: int | torch.Generator = 0,
+    ) -> None:
+        if not isinstance(posterior, DiagonalGaussian):
+            raise ConfigError(
+                f"Petal takes a posterior (petal.fit_swag, petal.DiagonalGaussian), got {type(posterior).__name__}"
+            )
+        check_number("prior_weight", prior_weight, low=0)
+        posterior.check(model)
+        like = next(model.parameters())
+        posterior = posterior.to(like.device, like.dtype)
+        super().__init__(
+            model, lr=lr, ema=ema, views=views, confidence=confidence, restore=restore, augment=augment, gate=gate,
+            average=average, loss=loss, optimizer=optimizer, steps=steps, episodic=episodic, seed=seed,
+            start=posterior.mean, buffers=posterior.buffers,
+        )  # fmt: skip
+        self.posterior = posterior
+        self.prior_weight = prior_weight
+
+    def step(self, x: Tensor) -> Tensor:
+        """Adapt(θ', θ, θ_0, B, q), Algorithm 2."""
+        assert self.optimizer is not None
+        target = self.prediction(x)                                                       # l. 3-5
+        loss = self.consistency(self.forward_through(self.model, x), target).mean()       # l. 6-7
+        if self.prior_weight:
+            loss = loss - self.prior_weight * self.posterior.log_prob(self.model)         # l. 10
+        if self.backward(loss):
+            masks = self.masks()                                                          # l. 13-14
+            self.optimizer.step()                                                         # l. 11
+            self.average_teacher()                                                        # l. 12
+            self.restore_student(masks)                                                   # l. 15
+        self.optimizer.zero_grad()
+        return target
