@@ -2,6 +2,7 @@
 
 from petal._version import __version__
 from petal.augment import Views
+from petal.engine import accelerate
 from petal.errors import ConfigError, DataError, InputError, ModelError, PetalError, PetalWarning, PosteriorError
 from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
 from petal.methods import METHODS, Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, Source, Tent
@@ -33,6 +34,7 @@ __all__ = [
     "Tent",
     "Views",
     "__version__",
+    "accelerate",
     "evaluate",
     "fit_swag",
     "iter_evaluate",

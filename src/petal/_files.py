@@ -10,7 +10,8 @@ from pathlib import Path
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary path in the same folder that takes the place of `path` if the block ends well, synced to disk.
 
-    If the block fails, `path` is as it was and nothing is left behind.
+    If the block fails, `path` is as it was and nothing is left behind. The file has the usual permissions, whatever
+    those of the temporary one were: safetensors makes its files readable to their owner only.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -22,7 +23,11 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        temporary.unlink()
         yield temporary
+        temporary.chmod(mode)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -65,7 +65,8 @@ class Views:
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """One view of images [N, C, H, W] in [0, 1], C being 1 or 3."""
-        return self.apply(x, *self.draw(x, generator))
+        precise = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # half has too few bits for positions
+        return self.apply(precise, *self.draw(precise, generator)).to(x.dtype)
 
     def draw(self, x: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """All the random numbers of one view: uniforms [1 or N, DRAWS] and standard normal noise like `x`."""
@@ -104,7 +105,7 @@ class Views:
         scale = self.scale[0] + (self.scale[1] - self.scale[0]) * scale
         shift_x = torch.round((2 * shift_x - 1) * self.translate * 2 * width)
         shift_y = torch.round((2 * shift_y - 1) * self.translate * 2 * height)
-        sign = torch.where(uniform[:, 15] < self.flip, -1.0, 1.0)  # a flip turns the output's x before all else
+        sign = 1 - 2 * (uniform[:, 15] < self.flip).to(uniform.dtype)  # a flip turns the output's x before all else
         cos, sin = torch.cos(angle) / scale, torch.sin(angle) / scale
         rows = [
             torch.stack([cos * sign, sin, -(cos * shift_x + sin * shift_y)], 1),

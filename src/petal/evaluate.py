@@ -127,12 +127,14 @@ def evaluate_batch(adapter: Adapter, batch: BatchLike, number: int = 0) -> Recor
     if logits.device.type == "cuda":
         torch.cuda.synchronize(logits.device)
     seconds = time.perf_counter() - started
-    if y.shape != logits.shape[:1] or bool((y < 0).any()) or bool((y >= logits.shape[1]).any()):
+    whole = not (y.is_floating_point() or y.is_complex())
+    if not whole or y.shape != logits.shape[:1] or bool((y < 0).any()) or bool((y >= logits.shape[1]).any()):
+        span = f" from {y.min().item()} to {y.max().item()}" if whole and y.numel() else ""
         raise DataError(
-            f"batch {number} of domain {batch.domain!r} has labels of shape {list(y.shape)} from {y.min().item()} to "
-            f"{y.max().item()}; the network predicts {logits.shape[0]} samples of {logits.shape[1]} classes"
+            f"batch {number} of domain {batch.domain!r} has {y.dtype} labels of shape {list(y.shape)}{span}; "
+            f"the network predicts {logits.shape[0]} samples of {logits.shape[1]} classes"
         )
-    logits = logits.double()
+    logits, y = logits.double(), y.long()
     scores = torch.stack(
         [
             (logits.argmax(1) != y).double().mean(),

@@ -87,7 +87,8 @@ def quantile_(flat: Tensor, q: float) -> Tensor:
     upper_rank = min(lower_rank + 1, count - 1)
     select = _select_cpu if flat.device.type == "cpu" else _select_topk
     lower, upper = select(flat, lower_rank, upper_rank)
-    return lower + (upper - lower) * (rank - lower_rank)
+    share = rank - lower_rank
+    return lower + (upper - lower) * share if share else lower  # an infinite upper times zero would be NaN
 
 
 def _select_cpu(flat: Tensor, lower: int, upper: int) -> tuple[Tensor, Tensor]:
@@ -126,7 +127,10 @@ def all_finite(tensors: Sequence[Tensor]) -> Tensor:
     >>> all_finite([torch.ones(2), torch.tensor([1.0, float("nan")])])
     tensor(False)
     """
-    largest = torch._foreach_norm(list(tensors), math.inf)  # the largest magnitude; NaN and Inf carry through
+    filled = [tensor for tensor in tensors if tensor.numel()]  # a layer without inputs has an empty weight
+    if not filled:
+        return torch.tensor(True)
+    largest = torch._foreach_norm(filled, math.inf)  # the largest magnitude; NaN and Inf carry through
     return torch.stack([value.isfinite() for value in largest]).all()
 
 

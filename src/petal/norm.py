@@ -51,6 +51,8 @@ def _use_batch_statistics(name: str, layer: _BatchNorm) -> None:
     layer.running_mean = layer.running_var = layer.num_batches_tracked = None
 
     def check(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if not inputs:  # called as layer(input=x)
+            return
         x = inputs[0]
         if x.numel() // max(x.shape[1], 1) < 2:
             raise InputError(

@@ -71,7 +71,7 @@ class DiagonalGaussian:
         if not (math.isfinite(std) and std > 0):
             raise PosteriorError(f"std must be a finite number > 0, got {std}")
         mean = {name: p.detach() for name, p in model.named_parameters()}
-        var = {name: torch.full_like(p[:0].sum(), std**2).expand(p.shape) for name, p in mean.items()}
+        var = {name: p.new_full((), std**2).expand(p.shape) for name, p in mean.items()}
         return cls(mean, var, damping=damping, buffers=dict(model.named_buffers()))
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> "DiagonalGaussian":
@@ -80,14 +80,20 @@ class DiagonalGaussian:
         device, dtype = torch.device(device or like.device), dtype or like.dtype
         if all(v.device == device and v.dtype == dtype for v in [*self.mean.values(), *self.var.values()]):
             return self
-        moved = object.__new__(DiagonalGaussian)  # checked already; avoids a second copy
-        for name in ("mean", "var"):
-            values = {key: v.to(device, dtype) for key, v in getattr(self, name).items()}
-            object.__setattr__(moved, name, MappingProxyType(values))
-        buffers = {k: v.to(device, dtype if v.is_floating_point() else None) for k, v in (self.buffers or {}).items()}
-        object.__setattr__(moved, "buffers", MappingProxyType(buffers))
-        object.__setattr__(moved, "damping", self.damping)
-        return moved
+        mean, var = ({k: v.to(device, dtype) for k, v in values.items()} for values in (self.mean, self.var))
+        return self.moved(mean, var)
+
+    def moved(self, mean: Mapping[str, Tensor], var: Mapping[str, Tensor]) -> "DiagonalGaussian":
+        """The same posterior on other tensors of the same values, which are taken as they are: no copy, no check."""
+        like = next(iter(mean.values()))
+        buffers = {
+            k: v.to(like.device, like.dtype if v.is_floating_point() else None) for k, v in (self.buffers or {}).items()
+        }
+        other = object.__new__(DiagonalGaussian)
+        for name, value in (("mean", mean), ("var", var), ("buffers", buffers)):
+            object.__setattr__(other, name, MappingProxyType(dict(value)))
+        object.__setattr__(other, "damping", self.damping)
+        return other
 
     def check(self, model: nn.Module) -> None:
         """Raise a PosteriorError that names the differences unless names and shapes fit the network."""
@@ -116,7 +122,7 @@ class DiagonalGaussian:
         try:
             with replacing(path) as temporary:
                 save_file(tensors, temporary, metadata=metadata)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:  # safetensors reports a folder it cannot write to as its own
             raise PosteriorError(f"cannot write the posterior to {path}: {error}") from error
 
     @classmethod
@@ -134,7 +140,7 @@ class DiagonalGaussian:
                         raise PosteriorError(f"{path} holds a tensor that is no part of a posterior: {key!r}")
                     groups[kind][name] = file.get_tensor(key)
             damping = float(json.loads(metadata["damping"]))
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             if isinstance(error, PosteriorError):
                 raise
             raise PosteriorError(f"cannot read a posterior from {path}: {error}") from error
@@ -230,7 +236,7 @@ class Moments:
 
     def mean(self) -> dict[str, Tensor]:
         """Mean of the snapshots, float64."""
-        return dict(self._mean)
+        return {name: value.clone() for name, value in self._mean.items()}
 
     def var(self) -> dict[str, Tensor]:
         """Variance over n (not n - 1) of the snapshots, float64."""
@@ -238,8 +244,8 @@ class Moments:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Flat tensors from which `load_state_dict` continues exactly."""
-        state = {f"mean.{name}": value for name, value in self._mean.items()}
-        state |= {f"squares.{name}": value for name, value in self._squares.items()}
+        state = {f"mean.{name}": value.clone() for name, value in self._mean.items()}
+        state |= {f"squares.{name}": value.clone() for name, value in self._squares.items()}
         return state | {"count": torch.tensor(self.count)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -285,7 +291,7 @@ def fit_swag(
             raise PosteriorError(f"{name} must be at least 1, got {value}")
     if not (math.isfinite(lr) and lr > 0):
         raise PosteriorError(f"lr must be a finite number > 0, got {lr}")
-    batches = len(loader) if hasattr(loader, "__len__") else None  # type: ignore[arg-type]
+    batches = _length(loader)
     if batches is None and snapshots_per_epoch > 1:
         raise PosteriorError("several snapshots an epoch need a loader with a length; use snapshots_per_epoch=1")
     if batches is not None and batches < snapshots_per_epoch:
@@ -296,6 +302,8 @@ def fit_swag(
         for _, layer in batch_norms(network):
             layer.eval()
     parameters = dict(network.named_parameters())
+    if not parameters:
+        raise PosteriorError("the network has no parameters: there is nothing to fit")
     device = next(iter(parameters.values())).device
     optimizer = torch.optim.SGD(parameters.values(), lr=lr, momentum=momentum, weight_decay=weight_decay)
     moments = Moments()
@@ -309,9 +317,11 @@ def fit_swag(
     for epoch in range(1, epochs + 1):
         number = 0
         for number, batch in enumerate(loader, start=1):
-            x, y = batch[0].to(device, non_blocking=True), batch[1].to(device, non_blocking=True)
-            with torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
-                loss = nn.functional.cross_entropy(network(x), y)
+            x, y = _images_and_labels(batch, device, f"batch {number} of epoch {epoch}")
+            with torch.enable_grad(), torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
+                logits = network(x)
+                _check_labels(y, logits, f"batch {number} of epoch {epoch}")
+                loss = nn.functional.cross_entropy(logits, y)
             if not loss.isfinite():
                 raise PosteriorError(
                     f"the loss is {loss.item()} in batch {number} of epoch {epoch}: check the data, or lower lr={lr}"
@@ -327,6 +337,8 @@ def fit_swag(
             raise PosteriorError(f"the loader gave no batches in epoch {epoch}")
         if batches is None:
             snapshot()
+        elif number != batches:
+            raise PosteriorError(f"the loader says that it has {batches} batches and gave {number} in epoch {epoch}")
         log.debug("swag epoch %d of %d done, %d snapshots", epoch, epochs, moments.count)
 
     like = dict(model.named_parameters())
@@ -337,4 +349,32 @@ def fit_swag(
             for name, p in parameters.items():
                 p.copy_(mean[name])
         torch.optim.swa_utils.update_bn(loader, network, device=device)
+        counts = [layer.num_batches_tracked for _, layer in batch_norms(network) if layer.num_batches_tracked is not None]
+        if counts and not any(counts):
+            raise PosteriorError("the loader gave no batches for the mean's batch-norm statistics: it ran through only once")
     return DiagonalGaussian(mean, var, damping=damping, buffers=dict(network.named_buffers()))
+
+
+def _length(loader: object) -> int | None:
+    """Batches of a loader; None if it cannot say, as a DataLoader of an IterableDataset, whose `len` raises."""
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _images_and_labels(batch: Sequence[Tensor], device: torch.device, where: str) -> tuple[Tensor, Tensor]:
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2 or not all(isinstance(part, Tensor) for part in batch[:2]):
+        raise PosteriorError(f"{where} is not a pair of tensors (images, labels) but a {type(batch).__name__}")
+    if batch[1].is_floating_point() or batch[1].is_complex():
+        raise PosteriorError(f"{where} has labels of type {batch[1].dtype}: labels are whole numbers, one a sample")
+    return batch[0].to(device, non_blocking=True), batch[1].to(device, non_blocking=True).long()
+
+
+def _check_labels(labels: Tensor, logits: Tensor, where: str) -> None:
+    """Raise before the loss sees a label of no class, which on a GPU would end the process's use of it."""
+    if labels.shape != logits.shape[:1] or bool(((labels < 0) | (labels >= logits.shape[1])).any()):
+        raise PosteriorError(
+            f"{where} has labels of shape {list(labels.shape)}, {labels.flatten()[:8].tolist()}...; the network has outputs "
+            f"of shape {list(logits.shape)} and labels count its classes from 0"
+        )

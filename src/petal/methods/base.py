@@ -34,6 +34,10 @@ class Executor(Protocol):
         """Predict only."""
         ...
 
+    def skipped(self) -> int:
+        """Updates it did not make since the last `invalidate`."""
+        ...
+
     def invalidate(self) -> None:
         """The weights were changed from outside (reset, load): derived copies are stale."""
         ...
@@ -77,7 +81,7 @@ class Adapter(nn.Module):
         self.device, self.dtype = tensor.device, tensor.dtype
         self.generator = _generator(seed, self.device)
         self._seed = self.generator.get_state()
-        self.skipped = 0
+        self._skipped = 0
         self.views_used = False
         self.restored: Tensor | float = 0.0
         self.adapted: dict[str, nn.Parameter] = {}
@@ -126,6 +130,7 @@ class Adapter(nn.Module):
         if bool(all_finite([loss, *grads])):
             return True
         self.skipped += 1
+        self.restored = 0.0
         return False
 
     def update(self, loss: Tensor) -> None:
@@ -136,6 +141,19 @@ class Adapter(nn.Module):
         self.optimizer.zero_grad()
 
     # What users call
+
+    @property
+    def skipped(self) -> int:
+        """Updates not made because the loss or a gradient was not finite."""
+        return self._skipped + (0 if self.executor is None else self.executor.skipped())
+
+    @skipped.setter
+    def skipped(self, value: int) -> None:
+        self._skipped = value - (0 if self.executor is None else self.executor.skipped())
+
+    def execute_with(self, executor: Executor | None) -> None:
+        """Let calls be carried out by `executor`, or by the plain code if there is none (see `petal.accelerate`)."""
+        self._skipped, self.executor = self.skipped, executor
 
     def forward(self, x: Tensor) -> Tensor:
         """Predict a batch and adapt to it. Returns logits; a refused batch leaves the state as it was."""
@@ -163,7 +181,7 @@ class Adapter(nn.Module):
         """Back to the state after construction: weights, optimizer, random numbers and counters."""
         self._restart()
         self.generator.set_state(self._seed)
-        self.skipped = 0
+        self._skipped = 0
         self.views_used, self.restored = False, 0.0
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:  # type: ignore[override]
@@ -199,8 +217,8 @@ class Adapter(nn.Module):
                 self.optimizer = self._make_optimizer(list(self.adapted.values()), self.lr)
                 self.optimizer.load_state_dict(optimizer)
         self.generator.set_state(state_dict["generator"].cpu())
-        self.skipped = int(state_dict["skipped"])
         self._weights_changed()
+        self._skipped = int(state_dict["skipped"])
 
     def train(self: A, mode: bool = True) -> A:
         """Networks of a method stay in evaluation mode; asking for another changes nothing."""
@@ -227,6 +245,7 @@ class Adapter(nn.Module):
 
     def _weights_changed(self) -> None:
         if self.executor is not None:
+            self._skipped += self.executor.skipped()
             self.executor.invalidate()
 
     def _try(self, x: Tensor) -> None:
@@ -237,15 +256,16 @@ class Adapter(nn.Module):
     @contextmanager
     def _guarded(self, x: Tensor) -> Iterator[Tensor]:
         """The checked batch as a plain tensor; random state comes back and gradients go if the block fails."""
-        check_batch(x, self.device, self.dtype)
+        check_batch(x, self.device, self.dtype, values=self.executor is None)
         before = self.generator.get_state()
         with torch.inference_mode(False):
             try:
                 yield x.clone() if x.is_inference() else x.detach()
             except BaseException:
                 self.generator.set_state(before)
-                for parameter in self.adapted.values():
-                    parameter.grad = None
+                if self.executor is None:
+                    for parameter in self.adapted.values():
+                        parameter.grad = None
                 raise
 
     def _optimizer_state(self) -> dict[str, Tensor]:
@@ -288,8 +308,11 @@ class Adapter(nn.Module):
         return nested
 
 
-def check_batch(x: Tensor, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise an InputError that names the value unless `x` is a batch a method can take."""
+def check_batch(x: Tensor, device: torch.device, dtype: torch.dtype, values: bool = True) -> None:
+    """Raise an InputError that names the value unless `x` is a batch a method can take.
+
+    Without `values` they are not looked at: an executor does so on the device.
+    """
     if not isinstance(x, Tensor):
         raise InputError(f"a batch is a torch.Tensor, got {type(x).__name__}")
     if x.dim() < 2:
@@ -301,7 +324,7 @@ def check_batch(x: Tensor, device: torch.device, dtype: torch.dtype) -> None:
     if x.dtype != dtype:
         hint = "images are floats in [0, 1]: use x.float() / 255" if x.dtype == torch.uint8 else f"use x.to({dtype})"
         raise InputError(f"the batch is {x.dtype} and the network {dtype}: {hint}")
-    if not bool(x.isfinite().all()):
+    if values and not bool(x.isfinite().all()):
         bad = int((~x.isfinite()).flatten(1).any(1).sum())
         raise InputError(f"the batch has NaN or Inf in {bad} of {x.shape[0]} samples: leave those out")
 

@@ -1,1 +1,41 @@
-"""Networks."""
+"""Networks and their checkpoints. Every network takes pixels in [0, 1]; normalisation is part of it."""
+
+from petal.models.cost import count_parameters, flops
+from petal.models.normalize import Normalize
+from petal.models.pixels import (
+    BYTE_PIXELS,
+    NORMALIZED_PIXELS,
+    UNIT_PIXELS,
+    Pixels,
+    check_input,
+    expected_input,
+    input_problem,
+)
+from petal.models.registry import NETWORKS, build
+from petal.models.resnet import ResNet
+from petal.models.resnext import ResNeXt
+from petal.models.small import SmallNet
+from petal.models.vit import VisionTransformer
+from petal.models.weights import load_weights
+from petal.models.wide_resnet import WideResNet
+
+__all__ = [
+    "BYTE_PIXELS",
+    "NETWORKS",
+    "NORMALIZED_PIXELS",
+    "UNIT_PIXELS",
+    "Normalize",
+    "Pixels",
+    "ResNeXt",
+    "ResNet",
+    "SmallNet",
+    "VisionTransformer",
+    "WideResNet",
+    "build",
+    "check_input",
+    "count_parameters",
+    "expected_input",
+    "flops",
+    "input_problem",
+    "load_weights",
+]

@@ -1,0 +1,33 @@
+# Everything a newcomer needs: `make demo` and `make test` set up their own virtual environment.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test lint docs clean
+
+help:            ## list these targets
+	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt hatchling
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	@touch $(STAMP)
+
+demo: $(STAMP)   ## PETAL and its baselines on corrupted digits: no downloads, a few minutes
+	$(BIN)/petal demo
+
+lint: $(STAMP)   ## style, types and layers
+	$(BIN)/ruff check src tests docs
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint       ## all checks and tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+docs: $(STAMP)   ## the API page, from the docstrings
+	$(BIN)/python docs/make_api.py
+
+clean:           ## remove what the targets above made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

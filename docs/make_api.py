@@ -1,0 +1,46 @@
+"""Write docs/api.md from the docstrings of the public interface."""
+
+import inspect
+from pathlib import Path
+
+import petal
+
+PAGE = Path(__file__).parent / "api.md"
+
+
+def signature(thing: object) -> str:
+    try:
+        return str(inspect.signature(thing)).replace("petal.", "")
+    except (TypeError, ValueError):
+        return ""
+
+
+def section(name: str, thing: object) -> list[str]:
+    lines = [f"## `{name}{signature(thing) if callable(thing) else ''}`", "", inspect.getdoc(thing) or "", ""]
+    if inspect.isclass(thing) and thing.__module__.startswith("petal") and not issubclass(thing, Exception):
+        for member, value in vars(thing).items():
+            if member.startswith("_") or not (inspect.isfunction(value) or isinstance(value, (classmethod, property))):
+                continue
+            function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+            lines += [f"### `{name}.{member}{signature(function)}`", "", inspect.getdoc(function) or "", ""]
+    return lines
+
+
+def main() -> None:
+    lines = ["# The public interface", "", "Made from the docstrings by `make docs`.", ""]
+    for name in petal.__all__:
+        thing = getattr(petal, name)
+        if inspect.ismodule(thing):
+            for inner in getattr(thing, "__all__", []):
+                if callable(getattr(thing, inner)):
+                    lines += section(f"{name}.{inner}", getattr(thing, inner))
+        elif callable(thing):
+            lines += section(name, thing)
+    text = "\n".join(lines)
+    while "\n\n\n" in text:
+        text = text.replace("\n\n\n", "\n\n")
+    PAGE.write_text(text.rstrip() + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""How a step is executed, apart from what it computes: precision, layout, compilation, CUDA graphs.
+
+`accelerate(adapter, "auto")` changes the execution of an adapter's calls and nothing else; `accelerate(adapter, "eager")`
+goes back to the plain torch code of `petal.methods`, which is the reference that the tests compare with.
+
+    networks    channels-last; on a GPU convolutions and linear layers in bfloat16 with float32 master weights
+    programs    one for each batch shape; a shape that comes again is compiled and captured as CUDA graphs, so the last
+                short batch of a stream compiles nothing
+    parameters  flat buffers: prior, Fisher threshold, optimizer, average and restore in two sweeps (`passes`)
+    views       all of a batch's views in four kernels (`views`)
+"""
+
+import logging
+import shutil
+from typing import TypeVar
+
+import torch
+
+from petal.engine.network import NetworkEngine
+from petal.engine.policy import Policy
+from petal.engine.teacher import TeacherEngine
+from petal.errors import ConfigError
+from petal.methods import Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, Source, Tent
+
+log = logging.getLogger(__name__)
+
+ENGINES = ("auto", "eager")
+
+A = TypeVar("A", bound=Adapter)
+
+
+def policy_for(device: torch.device) -> Policy:
+    """The policy that "auto" means on a device."""
+    if device.type == "cuda":
+        capable = torch.cuda.get_device_capability(device) >= (8, 0)
+        return Policy(low=torch.bfloat16 if capable else torch.float16, compile=True)
+    return Policy(compile=shutil.which("g++") is not None, compile_after=CPU_COMPILE_AFTER)
+
+
+CPU_COMPILE_AFTER = 20  # compiling takes a CPU some ten seconds: only for a shape that keeps coming
+
+
+def accelerate(adapter: A, engine: str = "auto", policy: Policy | None = None) -> A:
+    """Choose how an adapter's calls are executed: "auto" (fast for its device) or "eager" (plain torch). Returns it.
+
+    Methods and networks that have no fast form (float64, a method of the user's own) stay eager.
+    """
+    if engine not in ENGINES:
+        raise ConfigError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
+    with torch.inference_mode(False):
+        return _accelerate(adapter, engine, policy)
+
+
+def _accelerate(adapter: A, engine: str, policy: Policy | None) -> A:
+    if engine == "eager":
+        adapter.execute_with(None)
+    elif adapter.dtype != torch.float32:
+        log.info("a network in %s runs eager", adapter.dtype)
+        adapter.execute_with(None)
+    elif type(adapter) in (CoTTA, Petal):
+        adapter.execute_with(TeacherEngine(adapter, policy or policy_for(adapter.device)))  # type: ignore[arg-type]
+    elif type(adapter) in (Source, BatchNorm, Tent, PseudoLabel):
+        adapter.execute_with(NetworkEngine(adapter, policy or policy_for(adapter.device)))
+    else:
+        log.info("%s has no fast form and runs eager", type(adapter).__name__)
+        adapter.execute_with(None)
+    return adapter
+
+
+__all__ = ["ENGINES", "Policy", "accelerate", "policy_for"]

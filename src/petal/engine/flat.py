@@ -1,0 +1,60 @@
+"""All parameters of a network in one buffer, so that a pass over them is a pass over memory and not over tensors.
+
+A buffer holds the parameters one after the other in the order of `named_parameters`; convolution weights lie in it in
+channels-last order, if asked for. The networks' parameters become views of the buffers: same names, same shapes,
+always current.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each parameter lies in a flat buffer."""
+
+    names: tuple[str, ...]
+    shapes: tuple[torch.Size, ...]
+    offsets: tuple[int, ...]
+    size: int
+    channels_last: bool = True
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Tensor], channels_last: bool = True) -> "Layout":
+        """The layout of these parameters, in their order."""
+        offsets, size = [], 0
+        for value in parameters.values():
+            offsets.append(size)
+            size += value.numel()
+        shapes = tuple(v.shape for v in parameters.values())
+        return cls(tuple(parameters), shapes, tuple(offsets), size, channels_last)
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Each parameter as a view of the buffer."""
+        out = {}
+        for name, shape, offset in zip(self.names, self.shapes, self.offsets, strict=True):
+            piece = flat[offset : offset + shape.numel()]
+            if len(shape) == 4 and self.channels_last:
+                out[name] = piece.view(shape[0], shape[2], shape[3], shape[1]).permute(0, 3, 1, 2)
+            else:
+                out[name] = piece.view(shape)
+        return out
+
+    def pack(self, values: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
+        """A new buffer with these values."""
+        like = next(iter(values.values()))
+        flat = torch.empty(self.size, device=like.device, dtype=dtype or like.dtype)
+        for name, view in self.views(flat).items():
+            view.copy_(values[name])
+        return flat
+
+    def adopt(self, network: nn.Module) -> Tensor:
+        """Move a network's parameters into a new buffer and let them be views of it. Returns the buffer."""
+        parameters = dict(network.named_parameters())
+        flat = self.pack({name: p.detach() for name, p in parameters.items()})
+        for name, view in self.views(flat).items():
+            parameters[name].data = view
+        return flat

@@ -1,0 +1,349 @@
+"""Triton kernels of the engine. Each has a plain-torch twin beside the function that calls it (`passes`, `views`)."""
+
+import os
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter runs kernels on CPU tensors
+BLOCK = 4096
+BINS = 2048
+
+
+def _grid(count: int, block: int = BLOCK) -> tuple[int]:
+    return (triton.cdiv(count, block),)
+
+
+@triton.jit
+def _total_gradient(
+    grad, parameter, mean, var, ok, count, weight, damping, PRIOR: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    g = tl.load(grad + at, inside, other=0.0)
+    if PRIOR:
+        p = tl.load(parameter + at, inside, other=0.0)
+        m = tl.load(mean + at, inside, other=0.0)
+        v = tl.load(var + at, inside, other=1.0)
+        g += weight * (p - m) / (v + damping)
+        tl.store(grad + at, g, inside)
+    bits = g.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    if tl.max(bits, 0) >= 0x7F800000:
+        tl.store(ok, 0)
+
+
+def total_gradient(
+    grad: Tensor, parameter: Tensor, mean: Tensor | None, var: Tensor | None, weight: float, damping: float, ok: Tensor
+) -> None:
+    """`passes.total_gradient_`."""
+    prior = mean is not None and var is not None and weight != 0
+    count = grad.numel()
+    _total_gradient[_grid(count)](
+        grad, parameter, mean if prior else grad, var if prior else grad, ok, count, weight, damping,
+        PRIOR=prior, BLOCK=BLOCK, num_warps=8,
+    )  # fmt: skip
+
+
+@triton.jit
+def _histogram(grad, prefix, counts, count, SHIFT: tl.constexpr, BITS: tl.constexpr, BINS: tl.constexpr,
+               FIRST: tl.constexpr, BLOCK: tl.constexpr, LOOPS: tl.constexpr):  # fmt: skip
+    """Count |g| by the BITS bits from SHIFT on, among those whose higher bits equal the prefix."""
+    total = tl.zeros([BINS], dtype=tl.int32)
+    start = tl.program_id(0).to(tl.int64) * (BLOCK * LOOPS)
+    for i in range(LOOPS):
+        at = start + i * BLOCK + tl.arange(0, BLOCK)
+        inside = at < count
+        bits = tl.load(grad + at, inside, other=0.0).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        if FIRST:
+            wanted = inside
+        else:
+            wanted = inside & ((bits >> (SHIFT + BITS)) == tl.load(prefix))
+        which = tl.where(wanted, (bits >> SHIFT) & ((1 << BITS) - 1), BINS - 1)
+        total += tl.histogram(which, BINS)
+    bins = tl.arange(0, BINS)
+    tl.atomic_add(counts + bins, total, mask=total > 0, sem="relaxed")
+
+
+@triton.jit
+def _next_larger(grad, key, smallest, count, BLOCK: tl.constexpr):
+    """The smallest |g| (as bits) above the key."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count
+    bits = tl.load(grad + at, inside, other=0.0).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    found = tl.min(tl.where(inside & (bits > tl.load(key)), bits, 0x7FFFFFFF), 0)
+    if found < tl.load(smallest):
+        tl.atomic_min(smallest, found, sem="relaxed")
+
+
+def squared_quantile(grad: Tensor, q: float) -> Tensor:
+    """`passes.squared_quantile`: three histograms of 11, 10 and 10 bits find an order statistic of |g| exactly.
+
+    Squaring keeps the order, so the order statistics of g² are the squares of those of |g|.
+    """
+    count = grad.numel()
+    rank = q * (count - 1)
+    lower = int(rank)
+    device = grad.device
+    left = torch.full((1,), lower, dtype=torch.int64, device=device)  # how many of the remaining lie below the one sought
+    prefix = torch.zeros(1, dtype=torch.int32, device=device)
+    loops = 8 if count > 1 << 20 else 1
+    for number, (shift, bits) in enumerate(((20, 11), (10, 10), (0, 10))):
+        counts = torch.zeros(BINS, dtype=torch.int32, device=device)
+        _histogram[_grid(count, BLOCK * loops)](
+            grad, prefix, counts, count, SHIFT=shift, BITS=bits, BINS=BINS, FIRST=number == 0, BLOCK=BLOCK, LOOPS=loops,
+            num_warps=8,
+        )  # fmt: skip
+        sums = counts[: 1 << bits].cumsum(0, dtype=torch.int64)
+        if number == 0:
+            sums[-1] = count  # lanes past the end fell into the last bin, which holds only NaN
+        chosen = torch.searchsorted(sums, left, right=True).clamp_(max=(1 << bits) - 1)
+        below = torch.where(chosen > 0, sums[(chosen - 1).clamp(min=0)], 0)
+        prefix = ((prefix << bits) | chosen).to(torch.int32)
+        left = left - below
+        equal = sums[chosen] - below
+    low = prefix.view(torch.float32).square()
+    if lower + 1 >= count or rank == lower:
+        return low
+    smallest = torch.full((1,), 0x7FFFFFFF, dtype=torch.int32, device=device)
+    _next_larger[_grid(count)](grad, prefix, smallest, count, BLOCK=BLOCK, num_warps=8)
+    upper = torch.where(left + 1 < equal, low, smallest.view(torch.float32).square())
+    return low + (upper - low) * (rank - lower)
+
+
+@triton.jit
+def _update(
+    grad, parameter, teacher, teacher_low, source, first, second, lots, correction, threshold, ok, restored, count,
+    lr, beta1, beta2, eps, ema, probability,
+    KIND: tl.constexpr, NESTEROV: tl.constexpr, TEACHER: tl.constexpr, LOW: tl.constexpr, RESTORE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    if tl.load(ok) != 0:
+        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = at < count
+        g = tl.load(grad + at, inside, other=0.0)
+        p = tl.load(parameter + at, inside, other=0.0)
+        if KIND == 0:  # Adam
+            m = tl.load(first + at, inside, other=0.0)
+            v = tl.load(second + at, inside, other=0.0)
+            m += (g - m) * (1 - beta1)
+            v = v * beta2 + g * g * (1 - beta2)
+            tl.store(first + at, m, inside)
+            tl.store(second + at, v, inside)
+            p -= m / (tl.sqrt(v) * tl.load(correction + 1) + eps) * tl.load(correction)
+        elif KIND == 1:  # SGD with momentum
+            m = tl.load(first + at, inside, other=0.0) * beta1 + g
+            tl.store(first + at, m, inside)
+            p -= lr * (g + beta1 * m if NESTEROV else m)
+        else:
+            p -= lr * g
+        if TEACHER:
+            t = tl.load(teacher + at, inside, other=0.0)
+            t += (p - t) * (1 - ema)
+            tl.store(teacher + at, t, inside)
+            if LOW:
+                tl.store(teacher_low + at, t.to(tl.bfloat16), inside)
+        if RESTORE > 0:
+            if RESTORE == 1:
+                back = (g * g < tl.load(threshold)) & inside
+            else:
+                back = (tl.load(lots + at, inside, other=1.0) < probability) & inside
+            p = tl.where(back, tl.load(source + at, inside, other=0.0), p)
+            tl.atomic_add(restored, tl.sum(back.to(tl.int32), 0), sem="relaxed")
+        tl.store(parameter + at, p, inside)
+
+
+def update(
+    rule: Any,
+    grad: Tensor,
+    parameter: Tensor,
+    teacher: Tensor | None,
+    source: Tensor | None,
+    state: list[Tensor],
+    correction: Tensor,
+    ema: float,
+    threshold: Tensor | None,
+    lots: Tensor | None,
+    probability: float,
+    ok: Tensor,
+    teacher_low: Tensor | None,
+    restored: Tensor,
+) -> None:
+    """`passes.update_`."""
+    none = grad  # a pointer for what is not read
+    count = grad.numel()
+    restore = 0 if source is None else 1 if threshold is not None else 2 if lots is not None else 0
+    _update[_grid(count)](
+        grad, parameter, none if teacher is None else teacher, none if teacher_low is None else teacher_low,
+        none if source is None else source, state[0] if state else none, state[1] if len(state) > 1 else none,
+        none if lots is None else lots, correction, none if threshold is None else threshold, ok, restored, count,
+        rule.lr, rule.beta1, rule.beta2, rule.eps, ema, probability,
+        KIND=0 if rule.kind == "adam" else 1 if state else 2, NESTEROV=rule.nesterov, TEACHER=teacher is not None,
+        LOW=teacher_low is not None, RESTORE=restore, BLOCK=BLOCK, num_warps=8,
+    )  # fmt: skip
+
+
+@triton.jit
+def _gray(r, g, b):
+    return 0.2989 * r + 0.587 * g + 0.114 * b
+
+
+@triton.jit
+def _unit(x):
+    return tl.minimum(tl.maximum(x, 0.0), 1.0)
+
+
+@triton.jit
+def _hue_channel(n, h6, v, chroma):
+    k = n + h6
+    k = k - tl.floor(k / 6.0) * 6.0
+    return v - chroma * tl.minimum(tl.maximum(tl.minimum(k, 4.0 - k), 0.0), 1.0)
+
+
+@triton.jit
+def _colour(r, g, b, op, factor, mean):
+    """One colour change of a pixel: brightness, contrast, saturation, hue or gamma."""
+    if op == 0:
+        r, g, b = _unit(r * factor), _unit(g * factor), _unit(b * factor)
+    elif op == 1:
+        shift = mean * (1 - factor)
+        r, g, b = _unit(r * factor + shift), _unit(g * factor + shift), _unit(b * factor + shift)
+    elif op == 2:
+        shift = _gray(r, g, b) * (1 - factor)
+        r, g, b = _unit(r * factor + shift), _unit(g * factor + shift), _unit(b * factor + shift)
+    elif op == 3:
+        v = tl.maximum(tl.maximum(r, g), b)
+        spread = v - tl.minimum(tl.minimum(r, g), b)
+        d = tl.where(spread == 0, 1.0, spread)
+        h6 = tl.where(v == r, (g - b) / d, tl.where(v == g, 2.0 + (b - r) / d, 4.0 + (r - g) / d)) + 6.0 * factor
+        r, g, b = _hue_channel(5.0, h6, v, spread), _hue_channel(3.0, h6, v, spread), _hue_channel(1.0, h6, v, spread)
+    else:
+        r = tl.exp2(factor * tl.log2(tl.maximum(r, 1e-8)))
+        g = tl.exp2(factor * tl.log2(tl.maximum(g, 1e-8)))
+        b = tl.exp2(factor * tl.log2(tl.maximum(b, 1e-8)))
+    return r, g, b
+
+
+@triton.jit
+def _view_grays(x, order, factors, means, images, rows, pixels, BLOCK: tl.constexpr):
+    """Mean grey of every image of every view at the moment its contrast is changed."""
+    view, image = tl.program_id(0) // images, tl.program_id(0) % images
+    row = view * rows + (image if rows > 1 else 0)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < pixels
+    base = x + image * 3 * pixels + at
+    r = _unit(tl.load(base, inside, other=0.0))
+    g = _unit(tl.load(base + pixels, inside, other=0.0))
+    b = _unit(tl.load(base + 2 * pixels, inside, other=0.0))
+    waiting = 1
+    for slot in tl.static_range(5):
+        op = tl.load(order + view * 5 + slot)
+        if op == 1:
+            waiting = 0
+        if waiting == 1:
+            r, g, b = _colour(r, g, b, op, tl.load(factors + row * 5 + op), 0.0)
+    total = tl.sum(tl.where(inside, _gray(r, g, b), 0.0), 0)
+    tl.atomic_add(means + tl.program_id(0), total / pixels, sem="relaxed")
+
+
+@triton.jit
+def _view_colours(x, order, factors, means, out, images, rows, pixels, BLOCK: tl.constexpr):
+    """The colour chain of every image of every view."""
+    view, image = tl.program_id(0) // images, tl.program_id(0) % images
+    row = view * rows + (image if rows > 1 else 0)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < pixels
+    base = x + image * 3 * pixels + at
+    r = _unit(tl.load(base, inside, other=0.0))
+    g = _unit(tl.load(base + pixels, inside, other=0.0))
+    b = _unit(tl.load(base + 2 * pixels, inside, other=0.0))
+    mean = tl.load(means + tl.program_id(0))
+    for slot in tl.static_range(5):
+        op = tl.load(order + view * 5 + slot)
+        r, g, b = _colour(r, g, b, op, tl.load(factors + row * 5 + op), mean)
+    base = out + tl.program_id(0).to(tl.int64) * 3 * pixels + at
+    tl.store(base, r, inside)
+    tl.store(base + pixels, g, inside)
+    tl.store(base + 2 * pixels, b, inside)
+
+
+@triton.jit
+def _view_resample(x, affine, out, images, rows, height, width, MARGIN: tl.constexpr, BLOCK: tl.constexpr):
+    """Bilinear samples at affine positions, with a margin; edge pixels repeat."""
+    view, image = tl.program_id(0) // images, tl.program_id(0) % images
+    matrix = affine + (view * rows + (image if rows > 1 else 0)) * 6
+    wide = width + 2 * MARGIN
+    pixels = (height + 2 * MARGIN) * wide
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < pixels
+    u = (at % wide).to(tl.float32) - MARGIN - (width - 1) / 2
+    v = (at // wide).to(tl.float32) - MARGIN - (height - 1) / 2
+    sx = tl.load(matrix) * u + tl.load(matrix + 1) * v + tl.load(matrix + 2) + (width - 1) / 2
+    sy = tl.load(matrix + 3) * u + tl.load(matrix + 4) * v + tl.load(matrix + 5) + (height - 1) / 2
+    sx = tl.minimum(tl.maximum(sx, 0.0), width - 1.0)
+    sy = tl.minimum(tl.maximum(sy, 0.0), height - 1.0)
+    x0, y0 = tl.floor(sx), tl.floor(sy)
+    fx, fy = sx - x0, sy - y0
+    left, top = x0.to(tl.int32), y0.to(tl.int32)
+    right, bottom = tl.minimum(left + 1, width - 1), tl.minimum(top + 1, height - 1)
+    for channel in tl.static_range(3):
+        base = x + (tl.program_id(0).to(tl.int64) * 3 + channel) * height * width
+        upper = tl.load(base + top * width + left, inside, other=0.0) * (1 - fx)
+        upper += tl.load(base + top * width + right, inside, other=0.0) * fx
+        lower = tl.load(base + bottom * width + left, inside, other=0.0) * (1 - fx)
+        lower += tl.load(base + bottom * width + right, inside, other=0.0) * fx
+        target = out + (tl.program_id(0).to(tl.int64) * 3 + channel) * pixels + at
+        tl.store(target, upper * (1 - fy) + lower * fy, inside)
+
+
+@triton.jit
+def _view_finish(x, taps, noise, out, images, rows, height, width, strength, TAPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Blur, noise and clip; written in channels-last order."""
+    view, image = tl.program_id(0) // images, tl.program_id(0) % images
+    weights = taps + (view * rows + (image if rows > 1 else 0)) * TAPS
+    wide = width + TAPS - 1
+    pixels = height * width
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < pixels
+    column, line = at % width, at // width
+    for channel in tl.static_range(3):
+        plane = tl.program_id(0).to(tl.int64) * 3 + channel
+        base = x + plane * (height + TAPS - 1) * wide + line * wide + column
+        total = tl.zeros([BLOCK], dtype=tl.float32)
+        for i in tl.static_range(TAPS):
+            row_total = tl.zeros([BLOCK], dtype=tl.float32)
+            for j in tl.static_range(TAPS):
+                row_total += tl.load(base + i * wide + j, inside, other=0.0) * tl.load(weights + j)
+            total += row_total * tl.load(weights + i)
+        total += strength * tl.load(noise + plane * pixels + at, inside, other=0.0)
+        tl.store(out + (tl.program_id(0).to(tl.int64) * pixels + at) * 3 + channel, _unit(total), inside)
+
+
+def make_views(
+    x: Tensor, order: Tensor, factors: Tensor, affine: Tensor, taps: Tensor, noise: Tensor, strength: float
+) -> Tensor:
+    """`views.make_views`: [K, N, 3, H, W] in channels-last order from float32 images [N, 3, H, W]."""
+    views, rows = factors.shape[:2]
+    images, _, height, width = x.shape
+    x = x.contiguous()
+    margin = taps.shape[-1] // 2
+    block = 1024
+    programs = views * images
+    means = torch.zeros(programs, dtype=torch.float32, device=x.device)
+    coloured = torch.empty(views, images, 3, height, width, dtype=torch.float32, device=x.device)
+    grid = (programs, triton.cdiv(height * width, block))
+    arguments = (order.to(torch.int32), factors.contiguous(), means)
+    _view_grays[grid](x, *arguments, images, rows, height * width, BLOCK=block)
+    _view_colours[grid](x, *arguments, coloured, images, rows, height * width, BLOCK=block)
+    high, wide = height + 2 * margin, width + 2 * margin
+    sampled = torch.empty(views, images, 3, high, wide, dtype=torch.float32, device=x.device)
+    _view_resample[(programs, triton.cdiv(high * wide, block))](
+        coloured, affine.contiguous(), sampled, images, rows, height, width, MARGIN=margin, BLOCK=block
+    )
+    out = torch.empty(views, images, height, width, 3, dtype=torch.float32, device=x.device)
+    _view_finish[grid](
+        sampled, taps.contiguous(), noise, out, images, rows, height, width, strength, TAPS=taps.shape[-1], BLOCK=block
+    )
+    return out.permute(0, 1, 4, 2, 3)

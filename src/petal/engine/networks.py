@@ -1,0 +1,45 @@
+"""Networks in the form in which they run fast: channels-last, convolutions and linear layers in low precision."""
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from petal.engine.flat import Layout
+
+
+def matrix_weights(network: nn.Module) -> set[str]:
+    """Names of the weights that matrix units multiply by: those of convolutions and linear layers."""
+    return {
+        f"{prefix}.weight" if prefix else "weight"
+        for prefix, layer in network.named_modules()
+        if isinstance(layer, (_ConvNd, nn.Linear))
+    }
+
+
+def low_precision(network: nn.Module, layout: Layout, low: Tensor) -> nn.Module:
+    """The same network with its matrix weights as views of the low-precision buffer; all else is shared with it.
+
+    Meant to run under autocast, which then has no weights left to convert. Normalisation keeps its float32 parameters.
+    """
+    views = layout.views(low)
+    matrices = matrix_weights(network)
+    memo: dict[int, object] = {}
+    for name, parameter in network.named_parameters():
+        memo[id(parameter)] = nn.Parameter(views[name], requires_grad=False) if name in matrices else parameter
+    for buffer in network.buffers():
+        memo[id(buffer)] = buffer
+    return deepcopy(network, memo)
+
+
+def prefers_channels_last(network: nn.Module, device: torch.device) -> bool:
+    """Whether to lay images out channels-last. On a CPU torch's GroupNorm can crash in its backward pass so laid out."""
+    return device.type != "cpu" or not any(isinstance(layer, nn.GroupNorm) for layer in network.modules())
+
+
+def image_buffer(x: Tensor, channels_last: bool) -> Tensor:
+    """An empty batch like `x`, with images in channels-last order if asked for."""
+    if channels_last and x.dim() == 4:
+        return torch.empty_like(x, memory_format=torch.channels_last)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)

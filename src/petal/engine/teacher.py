@@ -1,0 +1,381 @@
+"""CoTTA's and PETAL's step, executed fast: flat parameters, low precision, compiled networks, CUDA graphs.
+
+The plain step in `petal.methods` says what is computed; `TeacherEngine.call` has the same lines in the same order, each
+of them carried out by a `Program` for the batch shape at hand. On a GPU the host waits once in a step, for the gate's
+decision, and does so while the teacher's plain prediction is being computed.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from petal import functional as F
+from petal.augment import Views
+from petal.engine import passes
+from petal.engine.flat import Layout
+from petal.engine.networks import image_buffer, low_precision, prefers_channels_last
+from petal.engine.policy import Policy, record
+from petal.engine.views import draw, group_size, make_views
+from petal.errors import InputError
+from petal.methods.mean_teacher import MeanTeacher
+from petal.methods.petal import Petal
+from petal.restore import Fisher, Stochastic
+
+log = logging.getLogger(__name__)
+
+
+class TeacherEngine:
+    """Executes the calls of one CoTTA or Petal adapter."""
+
+    def __init__(self, adapter: MeanTeacher, policy: Policy) -> None:
+        self.adapter, self.policy = adapter, policy
+        device = adapter.device
+        with torch.inference_mode(False), torch.no_grad():
+            self.layout = Layout.of(adapter.adapted, prefers_channels_last(adapter.model, device))
+            self.student = self.layout.adopt(adapter.model)
+            self.teacher = self.layout.adopt(adapter.teacher)
+            self.source = self.layout.adopt(adapter.source)
+            self.var = self._adopt_posterior()
+            self.grad = torch.zeros_like(self.student)
+            self.teacher_low = self.source_low = None
+            self.teacher_net, self.source_net = adapter.teacher, adapter.source
+            if policy.low is not None:
+                self.teacher_low, self.source_low = self.teacher.to(policy.low), self.source.to(policy.low)
+                self.teacher_net = low_precision(adapter.teacher, self.layout, self.teacher_low)
+                self.source_net = low_precision(adapter.source, self.layout, self.source_low)
+            self.ok = torch.ones(1, dtype=torch.int32, device=device)
+            self.restored = torch.zeros(1, dtype=torch.int32, device=device)
+            self.skips = torch.zeros((), dtype=torch.int64, device=device)
+        self.student_net = adapter.model
+        self.rule: passes.Rule | None = None
+        self.state: list[Tensor] = []
+        self.step = torch.zeros((), device=device)
+        self.programs: dict[torch.Size, Program] = {}
+        self.seen: dict[torch.Size, int] = {}
+        self._link_optimizer()
+
+    def _adopt_posterior(self) -> Tensor | None:
+        if not isinstance(self.adapter, Petal):
+            return None
+        var = self.layout.pack(self.adapter.posterior.var)
+        self.adapter.posterior = self.adapter.posterior.moved(
+            {name: p.detach() for name, p in self.adapter.source.named_parameters()}, self.layout.views(var)
+        )
+        return var
+
+    # What an adapter asks of its executor
+
+    def call(self, x: Tensor) -> Tensor:
+        """Predict and adapt."""
+        adapter = self.adapter
+        if adapter.episodic:
+            adapter._try(x)
+            adapter._restart()
+        program = self._program(x)
+        for _ in range(adapter.steps):
+            target = program.predict(x)
+            program.learn(target)
+        adapter.restored = self.restored[0] / self.layout.size
+        return target.clone()
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Predict only."""
+        return self._program(x).predict(x).clone()
+
+    def skipped(self) -> int:
+        """Updates not made since the last invalidation; waits for the device."""
+        return int(self.skips)
+
+    def invalidate(self) -> None:
+        """Weights or optimizer were changed from outside: make the derived copies anew."""
+        with torch.inference_mode(False), torch.no_grad():
+            if self.teacher_low is not None:
+                self.teacher_low.copy_(self.teacher)
+            self.skips.zero_()
+            self._link_optimizer()
+
+    # The parts
+
+    def _link_optimizer(self) -> None:
+        """Let the optimizer's own state be views of flat buffers, so that it is always current."""
+        optimizer = self.adapter.optimizer
+        assert optimizer is not None
+        rule = passes.Rule.of(optimizer)
+        for parameter, view in zip(self.adapter.adapted.values(), self.layout.views(self.grad).values(), strict=True):
+            parameter.grad = view
+        if rule != self.rule:
+            self.programs.clear()
+            self.rule, self.state = rule, []
+        if rule is None:
+            return
+        if not self.state:
+            self.state = [torch.zeros_like(self.student) for _ in rule.state_names]
+        first = next(iter(self.adapter.adapted.values()))
+        begun = optimizer.state.get(first, {})
+        self.step.fill_(float(begun.get("step", 1.0 if begun else 0.0)))
+        views = [self.layout.views(flat) for flat in self.state]
+        for name, parameter in self.adapter.adapted.items():
+            old = optimizer.state.get(parameter, {})
+            for key, buffers in zip(rule.state_names, views, strict=True):
+                if not isinstance(old.get(key), Tensor):
+                    buffers[name].zero_()
+                elif old[key].data_ptr() != buffers[name].data_ptr():
+                    buffers[name].copy_(old[key])
+            if begun:
+                self._expose(name, parameter, rule, views)
+
+    def _expose(self, name: str, parameter: nn.Parameter, rule: passes.Rule, views: list[dict[str, Tensor]]) -> None:
+        assert self.adapter.optimizer is not None
+        entry: dict[str, Any] = {"step": self.step} if rule.kind == "adam" else {}
+        entry |= {key: view[name] for key, view in zip(rule.state_names, views, strict=True)}
+        self.adapter.optimizer.state[parameter] = entry
+
+    def expose_optimizer(self) -> None:
+        """After a first update, show the flat state as the optimizer's."""
+        optimizer = self.adapter.optimizer
+        assert optimizer is not None
+        if self.rule is not None and not optimizer.state and self.rule.state_names:
+            views = [self.layout.views(flat) for flat in self.state]
+            for name, parameter in self.adapter.adapted.items():
+                self._expose(name, parameter, self.rule, views)
+
+    def _program(self, x: Tensor) -> "Program":
+        """The program for this shape: plain until the shape has shown that it comes again, then compiled."""
+        times = self.seen[x.shape] = self.seen.get(x.shape, 0) + 1
+        program = self.programs.get(x.shape)
+        settings = self._settings()
+        due = self.policy.compile and times >= self.policy.compile_after
+        if program is not None and program.settings == settings and (program.final or not due):
+            return program
+        compiled = sum(p.compiled for p in self.programs.values())
+        program = Program(self, x, settings, compiled=due and compiled < self.policy.compiled_shapes)
+        program.final = due or not self.policy.compile
+        self.programs[x.shape] = program
+        return program
+
+    def _settings(self) -> tuple[object, ...]:
+        """What a captured program holds as constants: if any of it changes, the program is made anew."""
+        a = self.adapter
+        assert a.optimizer is not None
+        rule = passes.Rule.of(a.optimizer)
+        prior = a.prior_weight if isinstance(a, Petal) else 0.0
+        return (rule, a.ema, a.views, a.confidence, a.restore, a.gate, a.average, a.loss, a.augment, prior)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision in which networks run."""
+        if self.policy.low is None:
+            return nullcontext()
+        return torch.autocast(self.adapter.device.type, dtype=self.policy.low, cache_enabled=False)
+
+
+class Program:
+    """The parts of a step for one batch shape, on buffers of its own: plain, or compiled and captured as CUDA graphs."""
+
+    def __init__(self, engine: TeacherEngine, x: Tensor, settings: tuple[object, ...], compiled: bool) -> None:
+        self.engine, self.settings, self.compiled = engine, settings, compiled
+        self.final = True
+        adapter = engine.adapter
+        self.cuda = adapter.device.type == "cuda"
+        self.x, self.view = (image_buffer(x, engine.layout.channels_last) for _ in range(2))
+        wrap: Callable[[nn.Module], Any] = engine.policy.compiler if compiled else (lambda network: network)
+        self.teacher, self.source, self.student = map(wrap, (engine.teacher_net, engine.source_net, engine.student_net))
+        self.plain: Tensor | None = None
+        self.needed: Tensor | None = None
+        self.total: Tensor | None = None
+        self.target: Tensor | None = None
+        self.flags = torch.zeros(2, dtype=torch.bool, pin_memory=self.cuda)
+        self.look, self.guess, self.add, self.adapt = self._look, self._guess, self._add, self._adapt
+        self.lots: Tensor | None = None
+        if isinstance(adapter.restore, Stochastic) and adapter.restore.probability > 0:
+            self.lots = torch.empty(engine.layout.size, device=adapter.device)
+        self.graphs = compiled and self.cuda and engine.rule is not None
+        self.captured = False
+
+    def predict(self, x: Tensor) -> Tensor:
+        """The teacher's prediction y' (Alg. 2, l. 3-5)."""
+        adapter = self.engine.adapter
+        self.x.copy_(x, non_blocking=True)
+        if self.graphs and not self.captured:
+            self._capture()
+        with torch.no_grad():
+            self.look()
+            assert self.needed is not None
+            decision = self.flags_on_device
+            self.flags.copy_(decision, non_blocking=True)
+            if self.cuda:
+                decided = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                decided.record()
+                self.guess()
+                decided.synchronize()
+            else:
+                self.guess()
+            finite, views_used = self.flags.tolist()
+            if not finite:
+                bad = int((~x.isfinite()).flatten(1).any(1).sum())
+                raise InputError(f"the batch has NaN or Inf in {bad} of {x.shape[0]} samples: leave those out")
+            adapter.views_used = views_used
+            assert self.plain is not None
+            if not views_used:
+                return self.plain
+            return torch.where(self.needed[:, None], self._average(), self.plain)
+
+    def _average(self) -> Tensor:
+        adapter = self.engine.adapter
+        self.total = None if not self.captured else self.total
+        first = True
+        if isinstance(adapter.augment, Views) and self.x.dim() == 4:
+            size = group_size(self.x)
+            for start in range(0, adapter.views, size):
+                count = min(size, adapter.views - start)
+                for view in make_views(adapter.augment, self.x, *draw(adapter.augment, self.x, count, adapter.generator)):
+                    self._one_view(view, first)
+                    first = False
+        else:
+            for _ in range(adapter.views):
+                self._one_view(adapter.view(self.x), first)
+                first = False
+        assert self.total is not None
+        if adapter.average == "logits":
+            return self.total / adapter.views
+        return self.total - math.log(adapter.views)
+
+    def _one_view(self, view: Tensor, first: bool) -> None:
+        if first and self.total is not None:
+            self.total.fill_(0.0 if self.engine.adapter.average == "logits" else -math.inf)
+        self.view.copy_(view)
+        self.add()
+
+    def learn(self, target: Tensor) -> None:
+        """Student step, teacher average and restore (Alg. 2, l. 6-15)."""
+        engine, adapter = self.engine, self.engine.adapter
+        if self.target is None:
+            self.target = target.clone()
+        else:
+            self.target.copy_(target)
+        if self.lots is not None:
+            self.lots.uniform_(generator=adapter.generator)
+        self.adapt()
+        engine.expose_optimizer()
+
+    # The bodies that run as they are or inside a graph
+
+    def _look(self) -> None:
+        """Which samples need views, by the source's confidence, and whether the batch is finite."""
+        engine, adapter = self.engine, self.engine.adapter
+        finite = self.x.isfinite().all()
+        if adapter.views == 0:
+            self.needed = self.x.new_zeros(self.x.shape[0], dtype=torch.bool)
+        else:
+            with engine.autocast():
+                logits = adapter.forward_through(self.source, self.x).float()
+            confidence = F.confidence(logits)
+            if adapter.gate == "batch":
+                confidence = confidence.mean().expand(self.x.shape[0])
+            self.needed = confidence < adapter.confidence
+        self.flags_on_device = torch.stack([finite, self.needed.any()])
+
+    def _guess(self) -> None:
+        """The teacher's plain prediction."""
+        with self.engine.autocast():
+            self.plain = self.engine.adapter.forward_through(self.teacher, self.x).float()
+
+    def _add(self) -> None:
+        """The teacher's prediction of a view, added to the total."""
+        with self.engine.autocast():
+            logits = self.engine.adapter.forward_through(self.teacher, self.view).float()
+        if self.engine.adapter.average == "logits":
+            self.total = logits if self.total is None else self.total.add_(logits)
+        else:
+            logits = logits.log_softmax(1)
+            self.total = logits if self.total is None else torch.logaddexp(self.total, logits, out=self.total)
+
+    def _adapt(self) -> None:
+        engine, adapter = self.engine, self.engine.adapter
+        assert self.target is not None
+        engine.grad.zero_()
+        with torch.enable_grad():
+            with engine.autocast():
+                logits = adapter.forward_through(self.student, self.x).float()
+            loss = adapter.consistency(logits, self.target).mean()
+            loss.backward(inputs=list(adapter.adapted.values()))  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            self._update(loss.detach())
+
+    def _update(self, loss: Tensor) -> None:
+        engine, adapter = self.engine, self.engine.adapter
+        engine.ok.copy_(loss.isfinite().reshape(1))
+        mean, weight, damping = None, 0.0, 0.0
+        if isinstance(adapter, Petal):
+            mean, weight, damping = engine.source, adapter.prior_weight, adapter.posterior.damping
+        passes.total_gradient_(engine.grad, engine.student, mean, engine.var, weight, damping, engine.ok)
+        engine.skips.add_(1 - engine.ok[0])
+        threshold = None
+        if isinstance(adapter.restore, Fisher) and adapter.restore.quantile > 0:
+            threshold = passes.squared_quantile(engine.grad, adapter.restore.quantile)
+        probability = adapter.restore.probability if isinstance(adapter.restore, Stochastic) else 0.0
+        restores = threshold is not None or self.lots is not None
+        if engine.rule is None:
+            self._update_with_foreign_optimizer(threshold, probability)
+            return
+        passes.update_(
+            engine.rule, engine.grad, engine.student, engine.teacher, engine.source if restores else None, engine.state,
+            engine.step, adapter.ema, threshold, self.lots, probability, engine.ok, engine.teacher_low, engine.restored,
+        )  # fmt: skip
+
+    def _update_with_foreign_optimizer(self, threshold: Tensor | None, probability: float) -> None:
+        """An optimizer that the fused pass does not know takes its own step on the same parameters."""
+        engine, adapter = self.engine, self.engine.adapter
+        assert adapter.optimizer is not None
+        if not bool(engine.ok):
+            return
+        mask = None
+        if threshold is not None:
+            mask = engine.grad.square() < threshold
+        elif self.lots is not None:
+            mask = self.lots < probability
+        adapter.optimizer.step()
+        engine.teacher.lerp_(engine.student, 1 - adapter.ema)
+        if engine.teacher_low is not None:
+            engine.teacher_low.copy_(engine.teacher)
+        engine.restored.zero_()
+        if mask is not None:
+            torch.where(mask, engine.source, engine.student, out=engine.student)
+            engine.restored.add_(mask.sum())
+
+    # CUDA graphs
+
+    def _capture(self) -> None:
+        """Record the bodies as graphs. What cannot be recorded runs as it is."""
+        engine, adapter = self.engine, self.engine.adapter
+        keep = [t.clone() for t in self._mutable()]
+        try:
+            with torch.no_grad():
+                self.look = record(self._look, engine.policy)
+                self.guess = record(self._guess, engine.policy)
+                assert self.plain is not None
+                self.view.copy_(self.x)
+                self.target, self.total = self.plain.clone(), self.plain.clone()
+                if adapter.views:
+                    self.add = record(self._add, engine.policy)
+                if self.lots is not None:
+                    self.lots.fill_(1.0)
+                self.adapt = record(self._adapt, engine.policy)
+            self.captured = True
+        except Exception as error:
+            log.warning("this network cannot run as a CUDA graph and runs without: %s", error)
+            torch.cuda.synchronize()
+            self.look, self.guess, self.add, self.adapt = self._look, self._guess, self._add, self._adapt
+            self.graphs = False
+        finally:
+            for tensor, value in zip(self._mutable(), keep, strict=True):
+                tensor.copy_(value)
+
+    def _mutable(self) -> list[Tensor]:
+        e = self.engine
+        tensors = [e.student, e.teacher, *e.state, e.step, e.skips, e.restored]
+        return tensors if e.teacher_low is None else [*tensors, e.teacher_low]
