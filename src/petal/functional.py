@@ -173,5 +173,5 @@ def calibration_error(counts: Tensor) -> Tensor:
     >>> calibration_error(torch.tensor([[0.0, 2.0], [0.0, 1.8], [0.0, 1.0]]))
     tensor(0.4000)
     """
-    count, summed_confidence, summed_correct = counts
+    count, summed_confidence, summed_correct = counts.unbind()
     return (summed_confidence - summed_correct).abs().sum() / count.sum().clamp(min=1)

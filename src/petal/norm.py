@@ -11,6 +11,18 @@ from petal.errors import InputError
 AFFINE_LAYERS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The user's own network inside torch.compile, DataParallel or DistributedDataParallel, with its own names.
+
+    >>> [name for name, _ in unwrapped(nn.DataParallel(nn.Linear(1, 1))).named_parameters()]
+    ['weight', 'bias']
+    """
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        return unwrapped(model.module)
+    inner = getattr(model, "_orig_mod", None)  # of torch.compile
+    return unwrapped(inner) if isinstance(inner, nn.Module) else model
+
+
 def batch_norms(model: nn.Module) -> list[tuple[str, _BatchNorm]]:
     """Name and layer of every batch normalisation (1d, 2d, 3d, synchronised)."""
     return [(name, layer) for name, layer in model.named_modules() if isinstance(layer, _BatchNorm)]
@@ -37,7 +49,7 @@ def network_copy(model: nn.Module, batch_statistics: bool) -> nn.Module:
     running statistics are dropped.
     """
     with torch.inference_mode(False):
-        network = deepcopy(model).eval().requires_grad_(False)
+        network = deepcopy(unwrapped(model)).eval().requires_grad_(False)
         if any(tensor.is_inference() for tensor in network.state_dict().values()):
             raise InputError("the network holds inference tensors: build or load it outside torch.inference_mode()")
         if batch_statistics:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from petal._files import replacing
 from petal.errors import PosteriorError
-from petal.norm import batch_norms
+from petal.norm import batch_norms, unwrapped
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +70,7 @@ class DiagonalGaussian:
         """The same `std` for every parameter of `model`, for users who have no training data to fit on."""
         if not (math.isfinite(std) and std > 0):
             raise PosteriorError(f"std must be a finite number > 0, got {std}")
+        model = unwrapped(model)
         mean = {name: p.detach() for name, p in model.named_parameters()}
         var = {name: p.new_full((), std**2).expand(p.shape) for name, p in mean.items()}
         return cls(mean, var, damping=damping, buffers=dict(model.named_buffers()))
@@ -97,15 +98,19 @@ class DiagonalGaussian:
 
     def check(self, model: nn.Module) -> None:
         """Raise a PosteriorError that names the differences unless names and shapes fit the network."""
+        model = unwrapped(model)
         _check_names("the posterior and the network", self.mean, dict(model.named_parameters()), "posterior", "network")
+        mine = self.buffers or {}
+        shared = {name: buffer for name, buffer in model.named_buffers() if name in mine}
+        _check_names("buffers", {name: mine[name] for name in shared}, shared, "posterior", "network")
 
     def log_prob(self, model: nn.Module) -> Tensor:
         """log q(θ) of the network's parameters up to its constant: -½ Σ (θ - mean)² / (var + damping).
 
         Gradients reach the network only; mean and variance never receive any.
         """
-        self.check(model)
-        parameters = dict(model.named_parameters())
+        parameters = dict(unwrapped(model).named_parameters())
+        _check_names("the posterior and the network", self.mean, parameters, "posterior", "network")
         names = list(self.mean)
         return _LogProb.apply(  # type: ignore[no-any-return,no-untyped-call]
             [self.mean[n] for n in names], [self.var[n] for n in names], self.damping, *(parameters[n] for n in names)
@@ -297,6 +302,7 @@ def fit_swag(
     if batches is not None and batches < snapshots_per_epoch:
         raise PosteriorError(f"{snapshots_per_epoch} snapshots an epoch do not fit into {batches} batches an epoch")
 
+    model = unwrapped(model)
     network = deepcopy(model).requires_grad_(True).train()
     if not train_batch_norm:
         for _, layer in batch_norms(network):

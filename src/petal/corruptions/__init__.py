@@ -60,7 +60,7 @@ _SEVERITIES = (1, 2, 3, 4, 5)
 _CODECS = ("auto", "pillow", "torch")
 _LEAST_SIDE = 8
 _TOLERANCE = 1e-3  # values this far outside [0, 1] are clipped in silence
-_CHUNK_PIXELS = {"cpu": 1 << 18}  # a chunk that stays in the cache
+_CHUNK_PIXELS = {"cpu": 1 << 19}  # large enough for few calls, small enough for the cache
 _CHUNK_PIXELS_ELSEWHERE = 1 << 22  # one that keeps a GPU busy and fits beside a network
 
 

@@ -76,4 +76,5 @@ def _poisson_table(peak: float, device: torch.device) -> tuple[Tensor, int]:
     cdf = log_mass.exp().cumsum(dim=1).clamp_(max=1.0)
     cdf[:, -1] = 1.0
     rows = torch.arange(_RATE_STEPS + 1)[:, None] << 32
-    return ((cdf * 2.0**32).long() + rows).flatten().to(device), width
+    fixed = (cdf * 2.0**32).round().long()  # to the nearest: both tails end where less than 2^-33 is left
+    return (fixed + rows).flatten().to(device), width

@@ -4,6 +4,7 @@ The Python batches are pickles. A pickle can name any function and have it calle
 that knows three names, gives each a harmless stand-in of its own, and refuses every other.
 """
 
+import math
 import pickle
 import zipfile
 from collections.abc import Callable, Sequence
@@ -186,7 +187,7 @@ class _Array:
     def __setstate__(self, state: object) -> None:
         match state:
             case (int(), tuple(shape), _DType(code="u1"), bool() | int() as columns_first, bytes(raw)):
-                if not all(type(n) is int and n >= 0 for n in shape) or np.prod(shape, dtype=object) != len(raw):
+                if not all(type(n) is int and n >= 0 for n in shape) or math.prod(shape) != len(raw):
                     raise pickle.UnpicklingError(f"an array of shape {shape} with {len(raw)} bytes")
                 self.value = np.frombuffer(raw, np.uint8).reshape(shape, order="F" if columns_first else "C")
             case _:

@@ -1,5 +1,6 @@
 """Triton kernels of the engine. Each has a plain-torch twin beside the function that calls it (`passes`, `views`)."""
 
+import math
 import os
 from typing import Any
 
@@ -9,8 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # Triton's interpreter runs kernels on CPU tensors
-BLOCK = 4096
-BINS = 2048
+BLOCK = 1024
 
 
 def _grid(count: int, block: int = BLOCK) -> tuple[int]:
@@ -21,7 +21,7 @@ def _grid(count: int, block: int = BLOCK) -> tuple[int]:
 def _total_gradient(
     grad, parameter, mean, var, ok, count, weight, damping, PRIOR: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
     g = tl.load(grad + at, inside, other=0.0)
     if PRIOR:
@@ -43,74 +43,134 @@ def total_gradient(
     count = grad.numel()
     _total_gradient[_grid(count)](
         grad, parameter, mean if prior else grad, var if prior else grad, ok, count, weight, damping,
-        PRIOR=prior, BLOCK=BLOCK, num_warps=8,
+        PRIOR=prior, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
 
 
 @triton.jit
-def _histogram(grad, prefix, counts, count, SHIFT: tl.constexpr, BITS: tl.constexpr, BINS: tl.constexpr,
-               FIRST: tl.constexpr, BLOCK: tl.constexpr, LOOPS: tl.constexpr):  # fmt: skip
-    """Count |g| by the BITS bits from SHIFT on, among those whose higher bits equal the prefix."""
-    total = tl.zeros([BINS], dtype=tl.int32)
-    start = tl.program_id(0).to(tl.int64) * (BLOCK * LOOPS)
-    for i in range(LOOPS):
-        at = start + i * BLOCK + tl.arange(0, BLOCK)
-        inside = at < count
-        bits = tl.load(grad + at, inside, other=0.0).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-        if FIRST:
-            wanted = inside
-        else:
-            wanted = inside & ((bits >> (SHIFT + BITS)) == tl.load(prefix))
-        which = tl.where(wanted, (bits >> SHIFT) & ((1 << BITS) - 1), BINS - 1)
-        total += tl.histogram(which, BINS)
-    bins = tl.arange(0, BINS)
-    tl.atomic_add(counts + bins, total, mask=total > 0, sem="relaxed")
+def _chosen(counts, rank, PASSES: tl.constexpr):
+    """The leading digits of the order statistic, four bits a pass: the pivots that have at most `rank` values below."""
+    key = 0
+    for number in tl.static_range(PASSES):
+        below = tl.load(counts + number * 16 + tl.arange(0, 16))
+        digit = tl.sum(((below <= rank) & (tl.arange(0, 16) > 0)).to(tl.int32), 0)
+        key += digit << (28 - 4 * number)
+    return key
 
 
 @triton.jit
-def _next_larger(grad, key, smallest, count, BLOCK: tl.constexpr):
-    """The smallest |g| (as bits) above the key."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    bits = tl.load(grad + at, inside, other=0.0).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    found = tl.min(tl.where(inside & (bits > tl.load(key)), bits, 0x7FFFFFFF), 0)
-    if found < tl.load(smallest):
-        tl.atomic_min(smallest, found, sem="relaxed")
+def _count_below(values, counts, task, PASS: tl.constexpr, BLOCK: tl.constexpr, LOOPS: tl.constexpr):
+    """How many |v|, as bits, lie below each of fifteen pivots: the digits found so far, followed by 1..15.
 
-
-def squared_quantile(grad: Tensor, q: float) -> Tensor:
-    """`passes.squared_quantile`: three histograms of 11, 10 and 10 bits find an order statistic of |g| exactly.
-
-    Squaring keeps the order, so the order statistics of g² are the squares of those of |g|.
+    `task` holds how many values there are, the rank sought, and whether there is anything to do.
     """
-    count = grad.numel()
+    count, rank = tl.load(task), tl.load(task + 1)
+    start = tl.program_id(0) * (BLOCK * LOOPS)
+    if (tl.load(task + 2) != 0) & (start < count):
+        key = _chosen(counts, rank, PASS)
+        pivots = key + (tl.arange(0, 16) << (28 - 4 * PASS))
+        total = tl.zeros([16, BLOCK], dtype=tl.int32)
+        for i in range(LOOPS):
+            at = start + i * BLOCK + tl.arange(0, BLOCK)
+            bits = tl.load(values + at, at < count, other=float("nan")).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+            if PASS == 0:  # the highest digit has three bits: pivots beyond them are negative as int32
+                total += ((bits[None, :] < pivots[:, None]) | (pivots[:, None] < 0)).to(tl.int32)
+            else:
+                total += (bits[None, :] < pivots[:, None]).to(tl.int32)
+        tl.atomic_add(counts + PASS * 16 + tl.arange(0, 16), tl.sum(total, 1), sem="relaxed")
+
+
+@triton.jit
+def _neighbour(values, counts, found, task, BLOCK: tl.constexpr, LOOPS: tl.constexpr):
+    """The order statistic itself, how many |v| are not above it, and the smallest one above it."""
+    count, rank = tl.load(task), tl.load(task + 1)
+    start = tl.program_id(0) * (BLOCK * LOOPS)
+    if (tl.load(task + 2) != 0) & (start < count):
+        key = _chosen(counts, rank, 8)
+        total = tl.zeros([BLOCK], dtype=tl.int32)
+        least = tl.full([BLOCK], 0x7FFFFFFF, dtype=tl.int32)
+        for i in range(LOOPS):
+            at = start + i * BLOCK + tl.arange(0, BLOCK)
+            bits = tl.load(values + at, at < count, other=float("nan")).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+            total += (bits <= key).to(tl.int32)
+            least = tl.minimum(least, tl.where(bits > key, bits, 0x7FFFFFFF))
+        tl.store(found, key)
+        tl.atomic_add(found + 1, tl.sum(total, 0), sem="relaxed")
+        tl.atomic_min(found + 2, tl.min(least, 0), sem="relaxed")
+
+
+@triton.jit
+def _keep_between(values, low, high, kept, tally, count, ROOM: tl.constexpr, BLOCK: tl.constexpr, LOOPS: tl.constexpr):
+    """Collect the |v| between two bounds, in any order, and count them and those below."""
+    low_bits, high_bits = tl.load(low), tl.load(high)
+    below = tl.zeros([BLOCK], dtype=tl.int32)
+    start = tl.program_id(0) * (BLOCK * LOOPS)
+    for i in range(LOOPS):
+        at = start + i * BLOCK + tl.arange(0, BLOCK)
+        value = tl.load(values + at, at < count, other=float("nan"))
+        bits = value.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        below += (bits < low_bits).to(tl.int32)
+        wanted = ((bits >= low_bits) & (bits <= high_bits)).to(tl.int32)
+        slot = tl.atomic_add(tally + 1, tl.sum(wanted, 0), sem="relaxed") + tl.cumsum(wanted, 0) - 1
+        tl.store(kept + slot, value, (wanted != 0) & (slot < ROOM))
+    tl.atomic_add(tally, tl.sum(below, 0), sem="relaxed")
+
+
+ROOM = 1 << 21  # values that fit between the bounds
+SAMPLE = 1 << 15
+
+
+def _order_statistics(values: Tensor, task: Tensor, count: int) -> Tensor:
+    """Key, number not above it, and next larger one, as bits, for the rank in `task`: digit by digit, four bits a pass."""
+    counts = torch.zeros(8, 16, dtype=torch.int32, device=values.device)
+    found = torch.zeros(3, dtype=torch.int32, device=values.device)
+    found[2:].fill_(0x7FFFFFFF)
+    loops = 16 if count > ROOM else 1
+    grid = _grid(count, 1024 * loops)
+    for number in range(8):
+        _count_below[grid](values, counts, task, PASS=number, BLOCK=1024, LOOPS=loops, num_warps=8)
+    _neighbour[grid](values, counts, found, task, BLOCK=1024, LOOPS=loops, num_warps=8)
+    return found
+
+
+def squared_quantile(grad: Tensor, q: float, sample: int = SAMPLE, room: int = ROOM) -> Tensor:
+    """`passes.squared_quantile`, exact. Squaring keeps the order: the statistics of g² are those of |g|, squared.
+
+    A sample gives bounds that almost surely hold the statistic between them; one pass collects what lies there, and the
+    search by digits works on that alone. If the bounds miss, or too much lies between them, the search over all values,
+    launched as well but idle otherwise, does its work: the host never needs to know.
+    """
+    count, device = grad.numel(), grad.device
     rank = q * (count - 1)
     lower = int(rank)
-    device = grad.device
-    left = torch.full((1,), lower, dtype=torch.int64, device=device)  # how many of the remaining lie below the one sought
-    prefix = torch.zeros(1, dtype=torch.int32, device=device)
-    loops = 8 if count > 1 << 20 else 1
-    for number, (shift, bits) in enumerate(((20, 11), (10, 10), (0, 10))):
-        counts = torch.zeros(BINS, dtype=torch.int32, device=device)
-        _histogram[_grid(count, BLOCK * loops)](
-            grad, prefix, counts, count, SHIFT=shift, BITS=bits, BINS=BINS, FIRST=number == 0, BLOCK=BLOCK, LOOPS=loops,
-            num_warps=8,
-        )  # fmt: skip
-        sums = counts[: 1 << bits].cumsum(0, dtype=torch.int64)
-        if number == 0:
-            sums[-1] = count  # lanes past the end fell into the last bin, which holds only NaN
-        chosen = torch.searchsorted(sums, left, right=True).clamp_(max=(1 << bits) - 1)
-        below = torch.where(chosen > 0, sums[(chosen - 1).clamp(min=0)], 0)
-        prefix = ((prefix << bits) | chosen).to(torch.int32)
-        left = left - below
-        equal = sums[chosen] - below
-    low = prefix.view(torch.float32).square()
-    if lower + 1 >= count or rank == lower:
-        return low
-    smallest = torch.full((1,), 0x7FFFFFFF, dtype=torch.int32, device=device)
-    _next_larger[_grid(count)](grad, prefix, smallest, count, BLOCK=BLOCK, num_warps=8)
-    upper = torch.where(left + 1 < equal, low, smallest.view(torch.float32).square())
-    return low + (upper - low) * (rank - lower)
+    everything = torch.ones(3, dtype=torch.int32, device=device)
+    everything[0:1].fill_(count)
+    everything[1:2].fill_(lower)
+    if count <= 4 * sample:
+        found, before = _order_statistics(grad, everything, count), torch.zeros_like(everything[:1])
+    else:
+        drawn = grad[:: (count // sample) | 1].abs().view(torch.int32).sort().values
+        margin = 6 * math.sqrt(len(drawn) * q * (1 - q)) + 2
+        first, last = int(q * len(drawn) - margin), int(q * len(drawn) + margin)
+        low = drawn[first : first + 1] if first >= 0 else torch.zeros_like(drawn[:1])
+        high = drawn[last : last + 1] if last < len(drawn) else torch.full_like(drawn[:1], 0x7F800000)
+        kept = torch.empty(room, dtype=torch.float32, device=device)
+        tally = torch.zeros(2, dtype=torch.int32, device=device)
+        _keep_between[_grid(count, 1024 * 8)](
+            grad, low, high, kept, tally, count, ROOM=room, BLOCK=1024, LOOPS=8, num_warps=4
+        )
+        inside = lower - tally[:1]
+        hit = (inside >= 0) & (inside + 1 < tally[1:]) & (tally[1:] <= room)
+        part = torch.cat([tally[1:], inside, hit.to(torch.int32)])
+        everything[2:] = (~hit).to(torch.int32)
+        found = torch.where(hit, _order_statistics(kept, part, room), _order_statistics(grad, everything, count))
+        before = torch.where(hit, tally[:1], 0)
+    values = found.view(torch.float32).square()
+    low_value = values[:1]
+    if rank == lower:
+        return low_value
+    upper = torch.where(found[1:2] + before > lower + 1, low_value, values[2:])
+    return low_value + (upper - low_value) * (rank - lower)
 
 
 @triton.jit
@@ -121,7 +181,7 @@ def _update(
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     if tl.load(ok) != 0:
-        at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         inside = at < count
         g = tl.load(grad + at, inside, other=0.0)
         p = tl.load(parameter + at, inside, other=0.0)
@@ -181,7 +241,7 @@ def update(
         none if lots is None else lots, correction, none if threshold is None else threshold, ok, restored, count,
         rule.lr, rule.beta1, rule.beta2, rule.eps, ema, probability,
         KIND=0 if rule.kind == "adam" else 1 if state else 2, NESTEROV=rule.nesterov, TEACHER=teacher is not None,
-        LOW=teacher_low is not None, RESTORE=restore, BLOCK=BLOCK, num_warps=8,
+        LOW=teacher_low is not None, RESTORE=restore, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
 
 

@@ -102,7 +102,7 @@ class NetworkProgram:
         body = self._learn if learn else self._predict
         if self.graphs and learn not in self.recorded:
             try:
-                self.recorded[learn] = record(body, self.engine.policy)
+                self.recorded[learn] = record(body, torch.cuda.graph_pool_handle())
             except Exception as error:
                 log.warning("this network cannot run as a CUDA graph and runs without: %s", error)
                 torch.cuda.synchronize()

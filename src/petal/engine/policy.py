@@ -17,24 +17,21 @@ class Policy:
     compile_after: int = 2
     compiled_shapes: int = 3
     options: dict[str, Any] = field(default_factory=dict)
-    pool: Any = None
 
     def compiler(self, network: nn.Module) -> Any:
         """The compiled form of a network, for fixed shapes."""
         return torch.compile(network, dynamic=False, **self.options)
 
 
-def record(body: Callable[[], None], policy: Policy) -> Callable[[], None]:
-    """Run `body` to warm it up, record it as a CUDA graph, and return what replays it."""
+def record(body: Callable[[], None], pool: Any) -> Callable[[], None]:
+    """Run `body` to warm it up, record it as a CUDA graph in a memory pool, and return what replays it."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
             body()
     torch.cuda.current_stream().wait_stream(side)
-    if policy.pool is None:
-        policy.pool = torch.cuda.graph_pool_handle()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=policy.pool):
+    with torch.cuda.graph(graph, pool=pool):
         body()
     return graph.replay

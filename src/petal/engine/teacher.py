@@ -353,18 +353,19 @@ class Program:
         """Record the bodies as graphs. What cannot be recorded runs as it is."""
         engine, adapter = self.engine, self.engine.adapter
         keep = [t.clone() for t in self._mutable()]
+        pool = torch.cuda.graph_pool_handle()
         try:
             with torch.no_grad():
-                self.look = record(self._look, engine.policy)
-                self.guess = record(self._guess, engine.policy)
+                self.look = record(self._look, pool)
+                self.guess = record(self._guess, pool)
                 assert self.plain is not None
                 self.view.copy_(self.x)
                 self.target, self.total = self.plain.clone(), self.plain.clone()
                 if adapter.views:
-                    self.add = record(self._add, engine.policy)
+                    self.add = record(self._add, pool)
                 if self.lots is not None:
                     self.lots.fill_(1.0)
-                self.adapt = record(self._adapt, engine.policy)
+                self.adapt = record(self._adapt, pool)
             self.captured = True
         except Exception as error:
             log.warning("this network cannot run as a CUDA graph and runs without: %s", error)

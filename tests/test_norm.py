@@ -1,0 +1,127 @@
+"""Batch-statistics mode and the choice of affine parameters."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from networks import images, network
+from petal import BatchNorm, InputError
+from petal.norm import affine_parameters, batch_norms, network_copy
+
+
+class Everything(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm1d(4)
+        self.inner = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm3d(2), nn.SyncBatchNorm(2))
+        self.group = nn.GroupNorm(2, 4)
+        self.layer = nn.LayerNorm(4)
+        self.instance = nn.InstanceNorm2d(3, affine=True)
+        self.plain = nn.BatchNorm2d(3, affine=False)
+        self.linear = nn.Linear(2, 2)
+        self.again = self.bn1
+
+
+def test_which_layers_and_parameters() -> None:
+    model = Everything()
+    assert [n for n, _ in batch_norms(model)] == ["bn1", "inner.0", "inner.1", "inner.2", "plain"]
+    layers = ["bn1", "inner.0", "inner.1", "inner.2", "group", "layer"]
+    chosen = affine_parameters(model)
+    assert list(chosen) == [f"{n}.{kind}" for n in layers for kind in ("weight", "bias")]
+    own = dict(model.named_parameters())
+    assert all(p is own[name] for name, p in chosen.items())
+    assert list(affine_parameters(nn.LayerNorm(3))) == ["weight", "bias"]
+    assert list(affine_parameters(nn.LayerNorm(3, bias=False))) == ["weight"]
+
+
+def normalised(x: np.ndarray, eps: float = 1e-5) -> np.ndarray:
+    axes = (0, *range(2, x.ndim))
+    return (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + eps)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(nn.BatchNorm1d, (6, 3)), (nn.BatchNorm1d, (6, 3, 5)), (nn.BatchNorm2d, (2, 3, 4, 5)),
+     (nn.BatchNorm3d, (2, 3, 2, 2, 2)), (nn.SyncBatchNorm, (4, 3, 2, 2))],
+)  # fmt: skip
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("tracks", [True, False])
+def test_normalises_by_the_batch_in_every_mode(
+    layer: type[nn.Module], shape: tuple[int, ...], momentum: float | None, tracks: bool
+) -> None:
+    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3 + 7
+    model = nn.Sequential(layer(3, momentum=momentum, track_running_stats=tracks)).double()
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([1.0, -2.0, 3.0]))
+        model[0].bias.copy_(torch.tensor([0.5, 0.0, -1.0]))
+    per_channel = (1, 3, *[1] * (len(shape) - 2))
+    scale, shift = (p.detach().numpy().reshape(per_channel) for p in model.parameters())
+    expected = normalised(x.numpy()) * scale + shift
+    copied = network_copy(model, batch_statistics=True)
+    for _ in range(2):
+        np.testing.assert_allclose(copied(x), expected, atol=1e-10)
+    if layer is not nn.SyncBatchNorm:  # which wants a GPU to train
+        np.testing.assert_allclose(copied.train()(x), expected, atol=1e-10)
+    assert not dict(copied.named_buffers())
+
+
+def test_without_batch_statistics_the_running_ones_are_used() -> None:
+    model = network().train()
+    before = copy.deepcopy(model.state_dict())
+    copied = network_copy(model, batch_statistics=False)
+    assert not any(m.training for m in copied.modules())
+    assert not any(p.requires_grad for p in copied.parameters())
+    assert torch.equal(copied(images()), copy.deepcopy(model).eval()(images()))
+    assert all(torch.equal(v, before[k]) for k, v in copied.state_dict().items())
+    assert all(m.training for m in model.modules())
+    assert not torch.allclose(network_copy(model, True)(images()), copied(images()), atol=1e-3)
+
+
+def test_one_value_a_channel_is_refused_by_name_and_two_are_not() -> None:
+    model = network_copy(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), batch_statistics=True)
+    with pytest.raises(InputError, match=r"batch norm '1' sees one value a channel \(its input is \[1, 3\]\)"):
+        model(torch.rand(1, 2))
+    assert model(torch.rand(2, 2)).isfinite().all()
+    spatial = network_copy(nn.Sequential(nn.BatchNorm2d(3)), batch_statistics=True)
+    assert spatial(torch.rand(1, 3, 1, 2)).isfinite().all()
+    with pytest.raises(InputError):
+        spatial(torch.rand(1, 3, 1, 1))
+
+
+class ByKeyword(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+        self.fc = nn.Linear(3, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.norm(input=x).mean((2, 3)))
+
+
+def test_a_network_that_calls_its_layers_by_keyword() -> None:
+    model = ByKeyword().double().eval()
+    x = images(dtype=torch.float64)
+    expected = normalised(x.numpy()).mean((2, 3)) @ model.fc.weight.detach().numpy().T + model.fc.bias.detach().numpy()
+    np.testing.assert_allclose(BatchNorm(model)(x), expected, atol=1e-10)
+
+
+def test_a_copy_of_a_copy_works_by_itself() -> None:
+    first = network_copy(network(), batch_statistics=True)
+    second = copy.deepcopy(first)
+    with torch.no_grad():
+        second.norm1.weight.zero_()
+    assert not torch.equal(first(images()), second(images()))
+
+
+@pytest.mark.parametrize("batch_statistics", [True, False])
+def test_a_network_built_in_inference_mode_becomes_a_plain_one(batch_statistics: bool) -> None:
+    with torch.inference_mode():
+        model = network()
+    copied = network_copy(model, batch_statistics)
+    assert not any(t.is_inference() for t in copied.state_dict().values())
+    copied.requires_grad_(True)
+    copied(images()).sum().backward()
+    assert copied.conv1.weight.grad is not None
