@@ -80,16 +80,16 @@ class Views:
         noise = torch.randn(x.shape, device=x.device, dtype=x.dtype, generator=generator)
         return uniform.to(x.dtype), noise
 
-    def apply(self, x: Tensor, uniform: Tensor, noise: Tensor) -> Tensor:
-        """The view that the given random numbers mean: the same every time."""
+    def apply(self, x: Tensor, uniform: Tensor, noise: Tensor, parts: "Parts | None" = None) -> Tensor:
+        """The view that the given random numbers mean: the same every time. `parts` are other forms of its functions."""
+        parts = parts or PARTS
         order: list[int] = uniform[0, :5].argsort().tolist()
         factors = self.factors(uniform)
         x = x.clamp(0, 1)
         for number in order:
-            x = COLOUR_CHANGES[number](x, factors[:, number].view(-1, 1, 1, 1))
+            x = parts.colours[number](x, factors[:, number].view(-1, 1, 1, 1))
         x = resample(x, self.affine(uniform, x.shape[-2:]), KERNEL // 2)
-        x = blur(x, self.blur_weights(uniform))
-        return x.add(noise, alpha=self.noise).clamp_(0, 1)
+        return parts.finish(x, self.blur_weights(uniform), noise, self.noise)
 
     def factors(self, uniform: Tensor) -> Tensor:
         """Brightness, contrast, saturation, hue and gamma of each row of draws: [rows, 5]."""
@@ -209,3 +209,19 @@ def blur(x: Tensor, weights: Tensor) -> Tensor:
     for i in range(1, taps):
         out = torch.addcmul(out, rows[..., i : i + width], w[i])
     return out
+
+
+def finish(x: Tensor, weights: Tensor, noise: Tensor, strength: float) -> Tensor:
+    """Blur, add noise and clip."""
+    return blur(x, weights).add(noise, alpha=strength).clamp_(0, 1)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The functions a view is put together from, so that an engine can use compiled ones."""
+
+    colours: tuple[Callable[[Tensor, Tensor], Tensor], ...] = COLOUR_CHANGES
+    finish: Callable[[Tensor, Tensor, Tensor, float], Tensor] = finish
+
+
+PARTS = Parts()

@@ -239,3 +239,14 @@ def test_folders_without_images(tmp_path):
     (tmp_path / "a" / "1.png").write_bytes(b"not an image")
     with pytest.raises(DataError, match=r"1\.png: truncated or not an image"):
         image_folder(tmp_path).batch([0])
+
+
+def test_classes_may_have_numbers_for_names(tmp_path):
+    for severity in "15":
+        for label in "123":
+            (tmp_path / "fog" / severity / label).mkdir(parents=True)
+            picture(0, 32, 32).save(tmp_path / "fog" / severity / label / "a.png")
+    data = imagenet_c(tmp_path, size=None)
+    assert data.corruptions == ("fog",)
+    assert data.classes == ("1", "2", "3")
+    assert data.corrupted("fog", 5).batch([2])[1].tolist() == [2]

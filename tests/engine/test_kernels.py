@@ -47,7 +47,8 @@ for count, q in itertools.product((1, 5, 1000, 8001), (0.0, 0.03, 0.5, 1.0)):
 
 # the two sweeps
 count = 3001
-rules = (Rule("adam", 1e-3, 0.9, 0.999, 1e-8), Rule("sgd", 1e-2, 0.9, nesterov=True), Rule("sgd", 1e-2, 0.9), Rule("sgd", 0.01))
+adam = Rule("adam", 1e-3, 0.9, 0.999, 1e-8)
+rules = (adam, Rule("sgd", 1e-2, 0.9, nesterov=True), Rule("sgd", 1e-2, 0.9), Rule("sgd", 0.01))
 for rule, mode, broken in itertools.product(rules, ("fisher", "lots", "none"), (False, True)):
     results = []
     for run in (lambda f, *a: f(*a), twin):
@@ -62,7 +63,7 @@ for rule, mode, broken in itertools.product(rules, ("fisher", "lots", "none"), (
             grad = g * (i + 1)
             if broken and i == 1:
                 grad[7] = math.inf
-            run(passes.total_gradient_, grad, p, source, var, 1e-3, 1e-6, ok)
+            run(passes.total_gradient_, grad, p, source, var, 1e-3, 1e-6, ok, torch.full((1,), 0.25, device=device))
             threshold = run(passes.squared_quantile, grad, 0.03) if mode == "fisher" else None
             lots = torch.rand(count, device=device) if mode == "lots" else None
             run(passes.update_, rule, grad, p, teacher, source, state, step, 0.99, threshold, lots, 0.1, ok, low, restored)

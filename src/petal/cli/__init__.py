@@ -1,1 +1,51 @@
 """The command `petal`: the only layer that prints, picks devices and seeds."""
+
+import logging
+import sys
+import warnings
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from petal import __version__
+from petal.cli import bench
+from petal.cli.corrupt import corrupt
+from petal.errors import PetalError
+
+app = typer.Typer(
+    help="Lifelong test-time adaptation: PETAL, its baselines and its evaluation.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(corrupt)
+app.add_typer(bench.app, name="bench")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"petal {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the library does.")] = False,
+) -> None:
+    """Options that every command has."""
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(name)s: %(message)s")
+    warnings.simplefilter("default")
+
+
+def main() -> None:
+    """Run the command line; what petal raises on purpose becomes one line and exit code 2."""
+    try:
+        app()
+    except PetalError as error:
+        Console(stderr=True, highlight=False).print(f"[bold red]petal:[/bold red] {error}", markup=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        Console(stderr=True).print("\npetal: interrupted")
+        sys.exit(130)

@@ -12,6 +12,7 @@ from petal.data.orders import order, order_names, resolve_order
 from petal.data.recognise import KINDS, open_dataset
 from petal.data.streams import STREAMS, Batch, Segment, Stream
 from petal.data.torch_data import TorchDataset, digits, from_torch
+from petal.data.write import Progress, Written, write_corrupted
 
 __all__ = [
     "KINDS",
@@ -24,9 +25,11 @@ __all__ = [
     "CorruptedTree",
     "Dataset",
     "FileDataset",
+    "Progress",
     "Segment",
     "Stream",
     "TorchDataset",
+    "Written",
     "digits",
     "from_arrays",
     "from_torch",
@@ -39,4 +42,5 @@ __all__ = [
     "order_names",
     "resolve_order",
     "streams",
+    "write_corrupted",
 ]

@@ -17,7 +17,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from petal.data.dataset import ArrayDataset, CorruptedDataset, Dataset, check_labels, check_severity, to_unit
+from petal.data.dataset import (
+    ArrayDataset,
+    CorruptedDataset,
+    Dataset,
+    check_labels,
+    check_severity,
+    read_manifest,
+    to_unit,
+)
 from petal.errors import DataError
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -42,6 +50,7 @@ class CifarC(CorruptedDataset):
 
     `classes` is the number of classes or their names; by default 100 if the folder's name says 100, else 10 if it
     says 10 or all labels are below 10. Files are mapped into memory: only the rows of a batch are ever read.
+    A folder that `petal corrupt` wrote says itself which classes, image size and severities it has.
     """
 
     def __init__(
@@ -54,6 +63,12 @@ class CifarC(CorruptedDataset):
             raise DataError(f"{where}: expected a label for each image of each of the {SEVERITIES} severities,"
                             f" a multiple of {SEVERITIES}; found shape {list(labels.shape)}")
         self._size = len(labels) // SEVERITIES
+        written = read_manifest(self.path)
+        if written and classes is None:
+            classes = written.get("classes") or int(labels.max()) + 1
+            name = name or f"{written['data']['name']}-c"
+        self._image_size = tuple(written.get("size", (32, 32)))
+        self._severities = tuple(written.get("severities", range(1, SEVERITIES + 1)))
         if isinstance(classes, Sequence):
             self.classes = tuple(classes)
         count = classes if isinstance(classes, int) else len(classes) if classes else self._guess(labels)
@@ -62,7 +77,7 @@ class CifarC(CorruptedDataset):
         if not (blocks == blocks[0]).all():
             raise DataError(f"{where}: expected the same {self._size} labels once a severity, in the same order")
         self._labels = blocks[0]
-        if count == 10 and self.classes is None:
+        if count == 10 and self.classes is None and not written:
             self.classes = CIFAR10_CLASSES
         self.name = name or f"cifar{count}-c"
         self._maps: dict[str, NDArray[Any]] = {}
@@ -87,14 +102,15 @@ class CifarC(CorruptedDataset):
 
     def corrupted(self, name: str, severity: int) -> ArrayDataset:
         """The n images of one corruption and severity: rows (severity - 1) n onwards of its file."""
-        check_severity(severity)
         where = self.path / f"{name}.npy"
+        if check_severity(severity) not in self._severities:
+            raise DataError(f"{where}: was written without severity {severity}; it has {self._severities}")
         if name not in self._maps:
             if name not in self.corruptions:
                 here = ", ".join(self.corruptions) or "no corruption"
                 raise DataError(f"{where}: no such file; {self.path} has {here}")
             images = map_npy(where)
-            expected = (SEVERITIES * self._size, 32, 32, 3)
+            expected = (SEVERITIES * self._size, *self._image_size, 3)
             if images.shape != expected or images.dtype != np.uint8:
                 raise DataError(f"{where}: expected uint8 {list(expected)} ({SEVERITIES} severities of the"
                                 f" {self._size} labelled images), found {images.dtype} {list(images.shape)}")

@@ -3,10 +3,12 @@
 Shapes: x float32 [n, 3, H, W] in [0, 1]; y int64 [n]; indices int64 [n].
 """
 
+import json
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from petal.errors import DataError
+
+MANIFEST = "petal.json"         # in a folder that `petal corrupt` wrote: what of, and how
 
 Indices = Tensor | NDArray[np.integer[Any]] | Sequence[int]
 
@@ -77,6 +81,19 @@ class CorruptedDataset(Dataset):
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Refused: which corruption is meant?"""
         raise DataError(f"{self.name} holds corrupted images only; read one corruption with .corrupted(name, severity)")
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What `petal corrupt` says of a folder that it wrote; nothing for other folders."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        content["data"]["name"], content["size"][1], content["layout"]      # the least that is relied on
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise DataError(f"{path}: not what petal writes there ({error}); remove it to read the folder as it is") from error
+    return dict(content)
 
 
 def check_severity(severity: int) -> int:

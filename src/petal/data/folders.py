@@ -315,14 +315,20 @@ class _Paths(Sequence[Path]):
 
 def find_corruptions(root: Path) -> dict[str, Path]:
     """The folders with numbered severities, right below `root` or one folder deeper, by corruption name."""
+    def numbered(folder: Path) -> bool:
+        return any((folder / f"{severity}").is_dir() for severity in range(1, 6))
+
     found: dict[str, Path] = {}
     for entry in _entries(root, "a tree of corruptions"):
         if not entry.is_dir():
             continue
-        deeper = [Path(below.path) for below in _entries(Path(entry.path), "folders") if below.is_dir()]
-        for folder in (Path(entry.path), *deeper):
-            if any((folder / f"{severity}").is_dir() for severity in range(1, 6)):
-                found.setdefault(folder.name, folder)
+        folder = Path(entry.path)
+        if numbered(folder):                # below it are classes, which may have numbers for names as well
+            found.setdefault(folder.name, folder)
+            continue
+        for below in _entries(folder, "folders"):
+            if below.is_dir() and numbered(Path(below.path)):
+                found.setdefault(below.name, Path(below.path))
     return found
 
 

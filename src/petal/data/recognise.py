@@ -7,8 +7,8 @@ from typing import Any
 
 from petal import corruptions
 from petal.data.cifar import Cifar, CifarC, npz
-from petal.data.dataset import Dataset
-from petal.data.folders import IMAGENET_3DCC, SUFFIXES, image_folder, imagenet_3dcc, imagenet_c
+from petal.data.dataset import Dataset, read_manifest
+from petal.data.folders import IMAGENET_3DCC, SUFFIXES, CorruptedTree, image_folder, imagenet_3dcc, imagenet_c
 from petal.data.torch_data import digits
 from petal.errors import DataError
 
@@ -42,6 +42,13 @@ def _has_class_folders(path: Path) -> bool:
     return any(file.suffix.lower() in SUFFIXES for folder in folders for file in folder.iterdir())
 
 
+def _open_tree(path: Path, **options: Any) -> Dataset:
+    """ImageNet-C, or a tree that `petal corrupt` wrote, whose images are taken as they are."""
+    if written := read_manifest(path):
+        return CorruptedTree(path, **{"size": None, "name": f"{written['data']['name']}-c", **options})
+    return imagenet_c(path, **options)
+
+
 # Looked for in this order; the first that fits is opened.
 KINDS: dict[str, Kind] = {
     "npz": Kind("an .npz file with images and labels", lambda path: path.suffix == ".npz" and path.is_file(), npz),
@@ -57,7 +64,7 @@ KINDS: dict[str, Kind] = {
     "imagenet-c": Kind(
         "<corruption>/<severity>/<class>/<image> with corruptions such as fog",
         lambda path: _has_tree(path, (*corruptions.CORRUPTIONS, *corruptions.VALIDATION_CORRUPTIONS)),
-        imagenet_c,
+        _open_tree,
     ),
     "image-folder": Kind("<class>/<image> folders", _has_class_folders, image_folder),
 }

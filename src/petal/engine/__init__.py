@@ -12,6 +12,7 @@ goes back to the plain torch code of `petal.methods`, which is the reference tha
 
 import logging
 import shutil
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -29,38 +30,43 @@ ENGINES = ("auto", "eager")
 A = TypeVar("A", bound=Adapter)
 
 
-def policy_for(device: torch.device) -> Policy:
-    """The policy that "auto" means on a device."""
-    if device.type == "cuda":
-        capable = torch.cuda.get_device_capability(device) >= (8, 0)
-        return Policy(low=torch.bfloat16 if capable else torch.float16, compile=True)
-    return Policy(compile=shutil.which("g++") is not None, compile_after=CPU_COMPILE_AFTER)
-
-
 CPU_COMPILE_AFTER = 20  # compiling takes a CPU some ten seconds: only for a shape that keeps coming
 
 
-def accelerate(adapter: A, engine: str = "auto", policy: Policy | None = None) -> A:
+def policy_for(device: torch.device, batch_shape: Sequence[int] | None = None) -> Policy:
+    """The policy that "auto" means on a device; with a batch shape, that one is compiled and no other."""
+    shapes = None if batch_shape is None else frozenset([torch.Size(batch_shape)])
+    if device.type == "cuda":
+        return Policy(low=torch.float16, compile=True, shapes=shapes)
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    return Policy(compile=compiler is not None, compile_after=CPU_COMPILE_AFTER, shapes=shapes)
+
+
+def accelerate(
+    adapter: A, engine: str = "auto", batch_shape: Sequence[int] | None = None, policy: Policy | None = None
+) -> A:
     """Choose how an adapter's calls are executed: "auto" (fast for its device) or "eager" (plain torch). Returns it.
 
-    Methods and networks that have no fast form (float64, a method of the user's own) stay eager.
+    `batch_shape` is the shape of the batches to come, if it is known: it is then compiled at once, and other shapes are
+    not. Otherwise a shape is compiled when it keeps coming. `policy` overrides the choices of "auto". Methods and networks
+    that have no fast form (float64, a method of the user's own) stay eager.
     """
     if engine not in ENGINES:
         raise ConfigError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
     with torch.inference_mode(False):
-        return _accelerate(adapter, engine, policy)
+        return _accelerate(adapter, engine, policy or policy_for(adapter.device, batch_shape))
 
 
-def _accelerate(adapter: A, engine: str, policy: Policy | None) -> A:
+def _accelerate(adapter: A, engine: str, policy: Policy) -> A:
     if engine == "eager":
         adapter.execute_with(None)
     elif adapter.dtype != torch.float32:
         log.info("a network in %s runs eager", adapter.dtype)
         adapter.execute_with(None)
     elif type(adapter) in (CoTTA, Petal):
-        adapter.execute_with(TeacherEngine(adapter, policy or policy_for(adapter.device)))  # type: ignore[arg-type]
+        adapter.execute_with(TeacherEngine(adapter, policy))  # type: ignore[arg-type]
     elif type(adapter) in (Source, BatchNorm, Tent, PseudoLabel):
-        adapter.execute_with(NetworkEngine(adapter, policy or policy_for(adapter.device)))
+        adapter.execute_with(NetworkEngine(adapter, policy))
     else:
         log.info("%s has no fast form and runs eager", type(adapter).__name__)
         adapter.execute_with(None)

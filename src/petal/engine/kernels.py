@@ -19,30 +19,37 @@ def _grid(count: int, block: int = BLOCK) -> tuple[int]:
 
 @triton.jit
 def _total_gradient(
-    grad, parameter, mean, var, ok, count, weight, damping, PRIOR: tl.constexpr, BLOCK: tl.constexpr
+    grad, parameter, mean, var, ok, unscale, count, weight, damping, PRIOR: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    g = tl.load(grad + at, inside, other=0.0)
+    g = tl.load(grad + at, inside, other=0.0) * tl.load(unscale)
     if PRIOR:
         p = tl.load(parameter + at, inside, other=0.0)
         m = tl.load(mean + at, inside, other=0.0)
         v = tl.load(var + at, inside, other=1.0)
         g += weight * (p - m) / (v + damping)
-        tl.store(grad + at, g, inside)
+    tl.store(grad + at, g, inside)
     bits = g.to(tl.int32, bitcast=True) & 0x7FFFFFFF
     if tl.max(bits, 0) >= 0x7F800000:
         tl.store(ok, 0)
 
 
 def total_gradient(
-    grad: Tensor, parameter: Tensor, mean: Tensor | None, var: Tensor | None, weight: float, damping: float, ok: Tensor
+    grad: Tensor,
+    parameter: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    weight: float,
+    damping: float,
+    ok: Tensor,
+    unscale: Tensor,
 ) -> None:
     """`passes.total_gradient_`."""
     prior = mean is not None and var is not None and weight != 0
     count = grad.numel()
     _total_gradient[_grid(count)](
-        grad, parameter, mean if prior else grad, var if prior else grad, ok, count, weight, damping,
+        grad, parameter, mean if prior else grad, var if prior else grad, ok, unscale, count, weight, damping,
         PRIOR=prior, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
 
@@ -204,7 +211,7 @@ def _update(
             t += (p - t) * (1 - ema)
             tl.store(teacher + at, t, inside)
             if LOW:
-                tl.store(teacher_low + at, t.to(tl.bfloat16), inside)
+                tl.store(teacher_low + at, t.to(teacher_low.dtype.element_ty), inside)
         if RESTORE > 0:
             if RESTORE == 1:
                 back = (g * g < tl.load(threshold)) & inside
@@ -277,7 +284,9 @@ def _colour(r, g, b, op, factor, mean):
         v = tl.maximum(tl.maximum(r, g), b)
         spread = v - tl.minimum(tl.minimum(r, g), b)
         d = tl.where(spread == 0, 1.0, spread)
-        h6 = tl.where(v == r, (g - b) / d, tl.where(v == g, 2.0 + (b - r) / d, 4.0 + (r - g) / d)) + 6.0 * factor
+        # by order and not by equality with v: the compiler may round r, g and b differently in the two places
+        h6 = tl.where(g >= b, 2.0 + (b - r) / d, 4.0 + (r - g) / d)
+        h6 = tl.where((r >= g) & (r >= b), (g - b) / d, h6) + 6.0 * factor
         r, g, b = _hue_channel(5.0, h6, v, spread), _hue_channel(3.0, h6, v, spread), _hue_channel(1.0, h6, v, spread)
     else:
         r = tl.exp2(factor * tl.log2(tl.maximum(r, 1e-8)))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from petal.engine.flat import Layout
-from petal.engine.networks import image_buffer, low_precision, prefers_channels_last
+from petal.engine.networks import image_buffer, logit_gradient, low_precision, prefers_channels_last
 from petal.engine.policy import Policy, record
 from petal.errors import InputError
 from petal.functional import all_finite, entropy
@@ -41,9 +41,9 @@ class NetworkEngine:
             parameters = dict(adapter.model.named_parameters())
             self.channels_last = prefers_channels_last(adapter.model, adapter.device)
             layout = Layout.of(parameters, self.channels_last)
+            self.layout = layout
             if policy.low is not None:
-                low = layout.pack({k: p.detach() for k, p in parameters.items()}, policy.low)
-                self.net = low_precision(adapter.model, layout, low)
+                self._make_low_precision()
             elif self.channels_last:
                 for parameter in parameters.values():
                     if parameter.dim() == 4:
@@ -52,20 +52,35 @@ class NetworkEngine:
         self.programs: dict[torch.Size, NetworkProgram] = {}
         self.seen: dict[torch.Size, int] = {}
 
+    def _make_low_precision(self) -> None:
+        assert self.policy.low is not None
+        parameters = {name: p.detach() for name, p in self.adapter.model.named_parameters()}
+        self.net = low_precision(self.adapter.model, self.layout, self.layout.pack(parameters, self.policy.low))
+
     def call(self, x: Tensor) -> Tensor:
         """Predict and adapt."""
         adapter = self.adapter
         if adapter.episodic:
             adapter._try(x)
             adapter._restart()
-        program = self._program(x)
         for _ in range(adapter.steps):
-            logits = program.run(x, learn=self.objective is not None)
+            logits = self._run(x, learn=self.objective is not None)
+        return logits
+
+    def _run(self, x: Tensor, learn: bool) -> Tensor:
+        logits = self._program(x).run(x, learn)
+        if self.policy.low == torch.float16 and not bool(logits.isfinite().all()):
+            log.warning("this network leaves the range of float16 and runs in bfloat16 from here on")
+            self.policy.low = torch.bfloat16
+            self.programs.clear()
+            with torch.no_grad():
+                self._make_low_precision()
+            logits = self._program(x).run(x, learn)
         return logits
 
     def predict(self, x: Tensor) -> Tensor:
         """Predict only."""
-        return self._program(x).run(x, learn=False)
+        return self._run(x, learn=False)
 
     def skipped(self) -> int:
         """Skipped updates are counted by the adapter itself here."""
@@ -77,12 +92,10 @@ class NetworkEngine:
     def _program(self, x: Tensor) -> "NetworkProgram":
         times = self.seen[x.shape] = self.seen.get(x.shape, 0) + 1
         program = self.programs.get(x.shape)
-        due = self.policy.compile and times >= self.policy.compile_after
-        if program is None or (due and not program.final):
-            compiled = sum(p.compiled for p in self.programs.values())
-            program = NetworkProgram(self, x, due and compiled < self.policy.compiled_shapes)
-            program.final = due
-            self.programs[x.shape] = program
+        compiled = sum(p.compiled for shape, p in self.programs.items() if shape != x.shape)
+        due = self.policy.due(x.shape, times, compiled)
+        if program is None or program.compiled != due:
+            program = self.programs[x.shape] = NetworkProgram(self, x, due)
         return program
 
 
@@ -90,7 +103,7 @@ class NetworkProgram:
     """Forward, and forward with backward, for one batch shape."""
 
     def __init__(self, engine: NetworkEngine, x: Tensor, compiled: bool) -> None:
-        self.engine, self.compiled, self.final = engine, compiled, True
+        self.engine, self.compiled = engine, compiled
         self.net = engine.policy.compiler(engine.net) if compiled else engine.net
         self.x = image_buffer(x, engine.channels_last)
         self.graphs = compiled and x.is_cuda
@@ -119,7 +132,7 @@ class NetworkProgram:
     def _forward(self) -> Tensor:
         policy = self.engine.policy
         self.finite = self.x.isfinite().all()
-        with torch.autocast("cuda", dtype=policy.low, cache_enabled=False) if policy.low else nullcontext():
+        with torch.autocast(self.x.device.type, dtype=policy.low, cache_enabled=False) if policy.low else nullcontext():
             return self.engine.adapter.forward_through(self.net, self.x).float()
 
     def _predict(self) -> None:
@@ -130,9 +143,10 @@ class NetworkProgram:
         assert self.engine.objective is not None
         with torch.enable_grad():
             logits = self._forward()
-            loss = self.engine.objective(logits)
-            self.grads = torch.autograd.grad(loss, list(self.engine.adapter.adapted.values()))
+            loss, grad, unscale = logit_gradient(logits, self.engine.objective)
+            grads = torch.autograd.grad(logits, list(self.engine.adapter.adapted.values()), grad)
         with torch.no_grad():
+            self.grads = [g * unscale for g in grads]
             self.logits, self.usable = logits.detach(), all_finite([loss, *self.grads])
 
     def _update(self) -> None:

@@ -1,5 +1,6 @@
 """Networks in the form in which they run fast: channels-last, convolutions and linear layers in low precision."""
 
+from collections.abc import Callable
 from copy import deepcopy
 
 import torch
@@ -43,3 +44,18 @@ def image_buffer(x: Tensor, channels_last: bool) -> Tensor:
     if channels_last and x.dim() == 4:
         return torch.empty_like(x, memory_format=torch.channels_last)
     return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def logit_gradient(logits: Tensor, objective: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss, its gradient by the logits scaled to about one, and what undoes the scale.
+
+    The scale is a power of two, chosen on the device from the gradient itself, so that float16 neither underflows while
+    teacher and student agree nor overflows when they do not.
+    """
+    leaf = logits.detach().requires_grad_()
+    loss = objective(leaf)
+    (grad,) = torch.autograd.grad(loss, leaf)
+    with torch.no_grad():
+        exponent = torch.floor(-torch.log2(grad.abs().amax().clamp(min=2.0**-40)))
+        scale = torch.exp2(torch.nan_to_num(exponent, nan=0.0, posinf=0.0, neginf=0.0))
+        return loss.detach(), grad * scale, (1 / scale).reshape(1)

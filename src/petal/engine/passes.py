@@ -1,6 +1,6 @@
 """The parameter pass: everything a PETAL step does to single weights, in two sweeps over memory and a selection.
 
-    sweep 1    total gradient g = g_loss + α (θ - μ) / (σ² + damping); is everything finite?
+    sweep 1    total gradient g = g_loss / scale + α (θ - μ) / (σ² + damping); is everything finite?
     threshold  γ, the δ-quantile of g² over all weights, exact, by radix selection on the bits of |g|
     sweep 2    optimizer step, teacher's moving average (and its bf16 copy), restore where g² < γ (or by lot)
 
@@ -67,13 +67,24 @@ class Rule:
 
 
 def total_gradient_(
-    grad: Tensor, parameter: Tensor, mean: Tensor | None, var: Tensor | None, weight: float, damping: float, ok: Tensor
+    grad: Tensor,
+    parameter: Tensor,
+    mean: Tensor | None,
+    var: Tensor | None,
+    weight: float,
+    damping: float,
+    ok: Tensor,
+    unscale: Tensor,
 ) -> None:
-    """Sweep 1, in place on `grad`. `ok` (int32, one element) becomes 0 if a gradient is not finite."""
+    """Sweep 1, in place on `grad`, which is first multiplied by `unscale` (one element).
+
+    `ok` (int32, one element) becomes 0 if a gradient is not finite.
+    """
     kernels = kernels_for(grad)
     if kernels is not None:
-        kernels.total_gradient(grad, parameter, mean, var, weight, damping, ok)
+        kernels.total_gradient(grad, parameter, mean, var, weight, damping, ok, unscale)
         return
+    grad.mul_(unscale)
     if mean is not None and var is not None and weight:
         grad.addcdiv_(parameter - mean, var + damping, value=weight)
     ok.mul_(grad.abs().max().isfinite())
@@ -109,7 +120,7 @@ def update_(
     `restored` receives the number of weights put back.
     """
     step.add_(ok[0])
-    correction = bias_corrections(rule, step)
+    correction = bias_corrections(rule, step, grad.dtype)
     restored.zero_()
     kernels = kernels_for(grad)
     if kernels is not None:
@@ -147,11 +158,11 @@ def update_(
         restored.add_(mask.sum())
 
 
-def bias_corrections(rule: Rule, step: Tensor) -> Tensor:
-    """lr / (1 - β1^t) and 1 / sqrt(1 - β2^t) as two float32 numbers on the device, computed in float64."""
+def bias_corrections(rule: Rule, step: Tensor, dtype: torch.dtype) -> Tensor:
+    """lr / (1 - β1^t) and 1 / sqrt(1 - β2^t) as two numbers on the device, computed in float64; ones without Adam."""
     if rule.kind != "adam":
-        return step.new_tensor([rule.lr, 1.0], dtype=torch.float32) if step.device.type == "cpu" else step.new_ones(2)
+        return torch.ones(2, dtype=dtype, device=step.device)
     t = step.double()
     first = rule.lr / (1 - torch.exp(t * math.log(rule.beta1)) if rule.beta1 else torch.ones_like(t))
     second = (1 - torch.exp(t * math.log(rule.beta2)) if rule.beta2 else torch.ones_like(t)).rsqrt()
-    return torch.cat([first.reshape(1), second.reshape(1)]).float()
+    return torch.cat([first.reshape(1), second.reshape(1)]).to(dtype)

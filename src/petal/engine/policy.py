@@ -5,33 +5,47 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 
 @dataclass
 class Policy:
-    """How networks run: precision of matrix products, compilation, and from when on a batch shape is worth it."""
+    """How networks run: precision of matrix products, compilation, and which batch shapes are worth it.
+
+    With `shapes`, exactly those are compiled, from their first batch on: results then do not depend on where a stream
+    was begun. Without, a shape is compiled when it has come `compile_after` times, and at most `compiled_shapes` are.
+    """
 
     low: torch.dtype | None = None
     compile: bool = False
     compile_after: int = 2
     compiled_shapes: int = 3
+    shapes: frozenset[torch.Size] | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
-    def compiler(self, network: nn.Module) -> Any:
-        """The compiled form of a network, for fixed shapes."""
-        return torch.compile(network, dynamic=False, **self.options)
+    def due(self, shape: torch.Size, times: int, compiled: int) -> bool:
+        """Whether a shape that has come `times` times is to be compiled, `compiled` others being so already."""
+        if not self.compile:
+            return False
+        if self.shapes is not None:
+            return shape in self.shapes
+        return times >= self.compile_after and compiled < self.compiled_shapes
+
+    def compiler(self, function: Callable[..., Any]) -> Any:
+        """The compiled form of a network or function, for fixed shapes."""
+        return torch.compile(function, dynamic=False, **self.options)
 
 
 def record(body: Callable[[], None], pool: Any) -> Callable[[], None]:
     """Run `body` to warm it up, record it as a CUDA graph in a memory pool, and return what replays it."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
+    # shapes stay the same, so it pays to let cuDNN try its algorithms
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=torch.backends.cudnn.allow_tf32):
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                body()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
             body()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        body()
     return graph.replay

@@ -18,9 +18,9 @@ from petal import functional as F
 from petal.augment import Views
 from petal.engine import passes
 from petal.engine.flat import Layout
-from petal.engine.networks import image_buffer, low_precision, prefers_channels_last
+from petal.engine.networks import image_buffer, logit_gradient, low_precision, prefers_channels_last
 from petal.engine.policy import Policy, record
-from petal.engine.views import draw, group_size, make_views
+from petal.engine.views import compiled_parts, draw, group_size, make_views
 from petal.errors import InputError
 from petal.methods.mean_teacher import MeanTeacher
 from petal.methods.petal import Petal
@@ -42,12 +42,7 @@ class TeacherEngine:
             self.source = self.layout.adopt(adapter.source)
             self.var = self._adopt_posterior()
             self.grad = torch.zeros_like(self.student)
-            self.teacher_low = self.source_low = None
-            self.teacher_net, self.source_net = adapter.teacher, adapter.source
-            if policy.low is not None:
-                self.teacher_low, self.source_low = self.teacher.to(policy.low), self.source.to(policy.low)
-                self.teacher_net = low_precision(adapter.teacher, self.layout, self.teacher_low)
-                self.source_net = low_precision(adapter.source, self.layout, self.source_low)
+            self._make_low_precision()
             self.ok = torch.ones(1, dtype=torch.int32, device=device)
             self.restored = torch.zeros(1, dtype=torch.int32, device=device)
             self.skips = torch.zeros((), dtype=torch.int64, device=device)
@@ -68,6 +63,15 @@ class TeacherEngine:
         )
         return var
 
+    def _make_low_precision(self) -> None:
+        adapter, low = self.adapter, self.policy.low
+        self.teacher_low = self.source_low = None
+        self.teacher_net, self.source_net = adapter.teacher, adapter.source
+        if low is not None:
+            self.teacher_low, self.source_low = self.teacher.to(low), self.source.to(low)
+            self.teacher_net = low_precision(adapter.teacher, self.layout, self.teacher_low)
+            self.source_net = low_precision(adapter.source, self.layout, self.source_low)
+
     # What an adapter asks of its executor
 
     def call(self, x: Tensor) -> Tensor:
@@ -76,16 +80,26 @@ class TeacherEngine:
         if adapter.episodic:
             adapter._try(x)
             adapter._restart()
-        program = self._program(x)
         for _ in range(adapter.steps):
-            target = program.predict(x)
-            program.learn(target)
+            target = self._predict(x)
+            self._program(x, again=True).learn(target)
         adapter.restored = self.restored[0] / self.layout.size
         return target.clone()
 
     def predict(self, x: Tensor) -> Tensor:
         """Predict only."""
-        return self._program(x).predict(x).clone()
+        return self._predict(x).clone()
+
+    def _predict(self, x: Tensor) -> Tensor:
+        try:
+            return self._program(x).predict(x)
+        except OutOfRange:
+            log.warning("this network leaves the range of float16 and runs in bfloat16 from here on")
+            self.policy.low = torch.bfloat16
+            self.programs.clear()
+            with torch.no_grad():
+                self._make_low_precision()
+            return self._program(x, again=True).predict(x)
 
     def skipped(self) -> int:
         """Updates not made since the last invalidation; waits for the device."""
@@ -144,18 +158,15 @@ class TeacherEngine:
             for name, parameter in self.adapter.adapted.items():
                 self._expose(name, parameter, self.rule, views)
 
-    def _program(self, x: Tensor) -> "Program":
+    def _program(self, x: Tensor, again: bool = False) -> "Program":
         """The program for this shape: plain until the shape has shown that it comes again, then compiled."""
-        times = self.seen[x.shape] = self.seen.get(x.shape, 0) + 1
+        times = self.seen[x.shape] = self.seen.get(x.shape, 0) + (not again)
         program = self.programs.get(x.shape)
         settings = self._settings()
-        due = self.policy.compile and times >= self.policy.compile_after
-        if program is not None and program.settings == settings and (program.final or not due):
-            return program
-        compiled = sum(p.compiled for p in self.programs.values())
-        program = Program(self, x, settings, compiled=due and compiled < self.policy.compiled_shapes)
-        program.final = due or not self.policy.compile
-        self.programs[x.shape] = program
+        compiled = sum(p.compiled for shape, p in self.programs.items() if shape != x.shape)
+        due = self.policy.due(x.shape, times, compiled)
+        if program is None or program.settings != settings or program.compiled != due:
+            program = self.programs[x.shape] = Program(self, x, settings, compiled=due)
         return program
 
     def _settings(self) -> tuple[object, ...]:
@@ -173,12 +184,15 @@ class TeacherEngine:
         return torch.autocast(self.adapter.device.type, dtype=self.policy.low, cache_enabled=False)
 
 
+class OutOfRange(ArithmeticError):
+    """A network in float16 gave values that are not finite for a batch that is."""
+
+
 class Program:
     """The parts of a step for one batch shape, on buffers of its own: plain, or compiled and captured as CUDA graphs."""
 
     def __init__(self, engine: TeacherEngine, x: Tensor, settings: tuple[object, ...], compiled: bool) -> None:
         self.engine, self.settings, self.compiled = engine, settings, compiled
-        self.final = True
         adapter = engine.adapter
         self.cuda = adapter.device.type == "cuda"
         self.x, self.view = (image_buffer(x, engine.layout.channels_last) for _ in range(2))
@@ -188,17 +202,22 @@ class Program:
         self.needed: Tensor | None = None
         self.total: Tensor | None = None
         self.target: Tensor | None = None
-        self.flags = torch.zeros(2, dtype=torch.bool, pin_memory=self.cuda)
+        self.flags = torch.zeros(3, dtype=torch.bool, pin_memory=self.cuda)
         self.look, self.guess, self.add, self.adapt = self._look, self._guess, self._add, self._adapt
+        self.parts = None
+        if compiled and not self.cuda and isinstance(adapter.augment, Views):
+            self.parts = compiled_parts(adapter.augment, engine.policy)
         self.lots: Tensor | None = None
         if isinstance(adapter.restore, Stochastic) and adapter.restore.probability > 0:
             self.lots = torch.empty(engine.layout.size, device=adapter.device)
         self.graphs = compiled and self.cuda and engine.rule is not None
         self.captured = False
+        self.tried = False
 
     def predict(self, x: Tensor) -> Tensor:
         """The teacher's prediction y' (Alg. 2, l. 3-5)."""
         adapter = self.engine.adapter
+        self.images = x.contiguous()
         self.x.copy_(x, non_blocking=True)
         if self.graphs and not self.captured:
             self._capture()
@@ -214,12 +233,17 @@ class Program:
                 decided.synchronize()
             else:
                 self.guess()
-            finite, views_used = self.flags.tolist()
+            finite, in_range, views_used = self.flags.tolist()
             if not finite:
                 bad = int((~x.isfinite()).flatten(1).any(1).sum())
                 raise InputError(f"the batch has NaN or Inf in {bad} of {x.shape[0]} samples: leave those out")
-            adapter.views_used = views_used
             assert self.plain is not None
+            if self.engine.policy.low == torch.float16:
+                if not self.tried:  # once for each program; from then on the source's answer tells
+                    in_range, self.tried = in_range and bool(self.plain.isfinite().all()), True
+                if not in_range:
+                    raise OutOfRange
+            adapter.views_used = views_used
             if not views_used:
                 return self.plain
             return torch.where(self.needed[:, None], self._average(), self.plain)
@@ -229,15 +253,16 @@ class Program:
         self.total = None if not self.captured else self.total
         first = True
         if isinstance(adapter.augment, Views) and self.x.dim() == 4:
-            size = group_size(self.x)
+            size = group_size(self.images)
             for start in range(0, adapter.views, size):
                 count = min(size, adapter.views - start)
-                for view in make_views(adapter.augment, self.x, *draw(adapter.augment, self.x, count, adapter.generator)):
+                drawn = draw(adapter.augment, self.images, count, adapter.generator)
+                for view in make_views(adapter.augment, self.images, *drawn, self.parts):
                     self._one_view(view, first)
                     first = False
         else:
             for _ in range(adapter.views):
-                self._one_view(adapter.view(self.x), first)
+                self._one_view(adapter.view(self.images), first)
                 first = False
         assert self.total is not None
         if adapter.average == "logits":
@@ -267,28 +292,31 @@ class Program:
     def _look(self) -> None:
         """Which samples need views, by the source's confidence, and whether the batch is finite."""
         engine, adapter = self.engine, self.engine.adapter
-        finite = self.x.isfinite().all()
+        finite = in_range = self.x.isfinite().all()
         if adapter.views == 0:
             self.needed = self.x.new_zeros(self.x.shape[0], dtype=torch.bool)
         else:
             with engine.autocast():
-                logits = adapter.forward_through(self.source, self.x).float()
+                logits = adapter.forward_through(self.source, self.x).to(adapter.dtype)
+            in_range = logits.isfinite().all()
             confidence = F.confidence(logits)
             if adapter.gate == "batch":
                 confidence = confidence.mean().expand(self.x.shape[0])
             self.needed = confidence < adapter.confidence
-        self.flags_on_device = torch.stack([finite, self.needed.any()])
+        self.flags_on_device = torch.stack([finite, in_range, self.needed.any()])
 
     def _guess(self) -> None:
         """The teacher's plain prediction."""
+        adapter = self.engine.adapter
         with self.engine.autocast():
-            self.plain = self.engine.adapter.forward_through(self.teacher, self.x).float()
+            self.plain = adapter.forward_through(self.teacher, self.x).to(adapter.dtype)
 
     def _add(self) -> None:
         """The teacher's prediction of a view, added to the total."""
+        adapter = self.engine.adapter
         with self.engine.autocast():
-            logits = self.engine.adapter.forward_through(self.teacher, self.view).float()
-        if self.engine.adapter.average == "logits":
+            logits = adapter.forward_through(self.teacher, self.view).to(adapter.dtype)
+        if adapter.average == "logits":
             self.total = logits if self.total is None else self.total.add_(logits)
         else:
             logits = logits.log_softmax(1)
@@ -296,23 +324,24 @@ class Program:
 
     def _adapt(self) -> None:
         engine, adapter = self.engine, self.engine.adapter
-        assert self.target is not None
+        target = self.target
+        assert target is not None
         engine.grad.zero_()
         with torch.enable_grad():
             with engine.autocast():
-                logits = adapter.forward_through(self.student, self.x).float()
-            loss = adapter.consistency(logits, self.target).mean()
-            loss.backward(inputs=list(adapter.adapted.values()))  # type: ignore[no-untyped-call]
+                logits = adapter.forward_through(self.student, self.x).to(adapter.dtype)
+            loss, grad, unscale = logit_gradient(logits, lambda z: adapter.consistency(z, target).mean())
+            torch.autograd.backward(logits, grad, inputs=list(adapter.adapted.values()))
         with torch.no_grad():
-            self._update(loss.detach())
+            self._update(loss, unscale)
 
-    def _update(self, loss: Tensor) -> None:
+    def _update(self, loss: Tensor, unscale: Tensor) -> None:
         engine, adapter = self.engine, self.engine.adapter
         engine.ok.copy_(loss.isfinite().reshape(1))
         mean, weight, damping = None, 0.0, 0.0
         if isinstance(adapter, Petal):
             mean, weight, damping = engine.source, adapter.prior_weight, adapter.posterior.damping
-        passes.total_gradient_(engine.grad, engine.student, mean, engine.var, weight, damping, engine.ok)
+        passes.total_gradient_(engine.grad, engine.student, mean, engine.var, weight, damping, engine.ok, unscale)
         engine.skips.add_(1 - engine.ok[0])
         threshold = None
         if isinstance(adapter.restore, Fisher) and adapter.restore.quantile > 0:
@@ -351,7 +380,7 @@ class Program:
 
     def _capture(self) -> None:
         """Record the bodies as graphs. What cannot be recorded runs as it is."""
-        engine, adapter = self.engine, self.engine.adapter
+        adapter = self.engine.adapter
         keep = [t.clone() for t in self._mutable()]
         pool = torch.cuda.graph_pool_handle()
         try:

@@ -1,0 +1,240 @@
+"""How long a step takes, and where: methods x engines x networks x batch sizes x numbers of views.
+
+Inputs are synthetic, so anyone can run it. The gate is forced open or shut by its threshold, since how often it opens is
+a matter of data. Times are medians over batches after warm-up, with the device idle before and after each batch.
+"""
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from petal.engine import accelerate
+from petal.engine.policy import record
+from petal.engine.teacher import TeacherEngine
+from petal.engine.views import draw, make_views
+from petal.errors import ConfigError
+from petal.methods import METHODS, Adapter
+from petal.methods.mean_teacher import MeanTeacher
+from petal.methods.petal import Petal
+from petal.models import build, flops
+from petal.posterior import DiagonalGaussian
+
+NETWORK_INPUT = {"resnet-50": (224, 1000)}  # size and classes; all others are 32 and 10
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement. Times are milliseconds a batch; parts are those of the same step measured one by one."""
+
+    method: str
+    engine: str
+    network: str
+    batch: int
+    views: int
+    gate: str
+    device: str
+    batches: int
+    ms: float
+    fastest: float
+    slowest: float
+    warmup_seconds: float
+    images_per_second: float
+    tflop: float
+    tflop_per_second: float
+    matrix_share: float
+    peak_mib: float
+    parts: dict[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def run(
+    methods: list[str],
+    engines: list[str],
+    networks: list[str],
+    batches: list[int],
+    views: list[int],
+    gates: list[str],
+    device: torch.device,
+    count: int = 30,
+    warmup: int = 5,
+    parts: bool = True,
+    compile_at_once: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> Iterator[Row]:
+    """Measure every combination. A method without views is measured once, whatever `views` and `gates` say."""
+    for name in methods:
+        if name not in METHODS:
+            raise ConfigError(f"unknown method {name!r}: choose from {', '.join(METHODS)}")
+    rate = matrix_rate(device)
+    for network in networks:
+        size, classes = NETWORK_INPUT.get(network, (32, 10))
+        model = build(network, classes=classes, seed=0).to(device).eval()
+        forward = flops(model, (3, size, size)) / 1e12
+        for batch in batches:
+            x = torch.rand(batch, 3, size, size, device=device)
+            for method in methods:
+                for engine in engines:
+                    yield from _measure(
+                        method, engine, network, model, x, views, gates, forward, rate, count, warmup, parts,
+                        compile_at_once, progress,
+                    )  # fmt: skip
+
+
+def _measure(
+    method: str, engine: str, network: str, model: nn.Module, x: Tensor, views: list[int], gates: list[str], forward: float,
+    rate: float, count: int, warmup: int, parts: bool, compile_at_once: bool, progress: Callable[[str], None] | None,
+) -> Iterator[Row]:  # fmt: skip
+    device = x.device
+    _free(device)
+    before = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+    adapter = make(method, model)
+    if engine != "eager":
+        accelerate(adapter, engine, batch_shape=x.shape if compile_at_once else None)
+    settings = [(0, "none")]
+    if isinstance(adapter, MeanTeacher):
+        settings = [(k, gate) for k in views for gate in gates if k or gate == "closed"]
+    for k, gate in settings:
+        if progress is not None:
+            progress(f"{method} {engine} {network} batch {x.shape[0]} views {k} gate {gate}")
+        if isinstance(adapter, MeanTeacher):
+            adapter.views, adapter.confidence = k, 2.0 if gate == "open" else 0.0
+            adapter.gate = "batch"
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        started = time.perf_counter()
+        for _ in range(max(1, warmup)):
+            adapter(x)
+        _wait(device)
+        warm = time.perf_counter() - started
+        times = [_timed(lambda: adapter(x), device) for _ in range(count)]
+        peak = (torch.cuda.max_memory_reserved(device) - before) / 2**20 if device.type == "cuda" else 0.0
+        ms = statistics.median(times)
+        work = forward * x.shape[0] * forwards(adapter)
+        yield Row(
+            method=method, engine=engine, network=network, batch=x.shape[0], views=k, gate=gate, device=device_name(device),
+            batches=count, ms=ms, fastest=min(times), slowest=max(times), warmup_seconds=warm,
+            images_per_second=x.shape[0] / ms * 1e3, tflop=work, tflop_per_second=work / ms * 1e3,
+            matrix_share=work / ms * 1e3 / rate, peak_mib=peak, parts=part_times(adapter, x) if parts else {},
+        )  # fmt: skip
+
+
+def make(method: str, model: nn.Module) -> Adapter:
+    """The method with its default settings; PETAL by the official fidelity, with an isotropic posterior."""
+    if METHODS[method] is Petal:
+        return Petal(model, DiagonalGaussian.isotropic(model, std=1e-3, damping=1e-6), gate="batch", average="logits")
+    return METHODS[method](model)  # type: ignore[call-arg]
+
+
+def forwards(adapter: Adapter) -> int:
+    """Forward passes that a step costs: a backward pass counts as two."""
+    if isinstance(adapter, MeanTeacher):
+        if not adapter.views:
+            return 1 + 3
+        return 1 + 1 + 3 + (adapter.views if adapter.confidence > 1 else 0)
+    return 1 if adapter.optimizer is None else 3  # an upper bound for TENT, which needs no weight gradients of matrices
+
+
+def part_times(adapter: Adapter, x: Tensor, count: int = 10) -> dict[str, float]:
+    """Milliseconds of the parts of a teacher method's step; those of single networks have none worth showing."""
+    if not isinstance(adapter, MeanTeacher):
+        return {}
+    device = x.device
+
+    def median(body: Callable[[], object]) -> float:
+        body()
+        return statistics.median(_timed(body, device) for _ in range(count))
+
+    engine = adapter.executor
+    opened = adapter.views and adapter.confidence > 1
+    with torch.no_grad():
+        if isinstance(engine, TeacherEngine):
+            program = engine.programs[x.shape]
+            out = {"source": median(program.look) if adapter.views else 0.0, "teacher": median(program.guess)}
+            if opened:
+                views = adapter.augment
+                out["views"] = adapter.views / 4 * median(
+                    lambda: list(make_views(views, x, *draw(views, x, 4, adapter.generator), program.parts))  # type: ignore[arg-type]
+                )
+                out["teacher on views"] = adapter.views * median(program.add)
+            whole = median(program.adapt)
+            out["parameter pass"] = parameter_pass(engine, program.lots, count)
+            out["student"] = whole - out["parameter pass"]
+            return out
+        out = {"source": median(lambda: adapter.source(x)) if adapter.views else 0.0}
+        out["teacher"] = median(lambda: adapter.teacher(x))
+        if opened:
+            out["views"] = adapter.views * median(lambda: adapter.view(x))
+            out["teacher on views"] = adapter.views * out["teacher"]
+    target = adapter.teacher(x).detach()
+
+    def student() -> None:
+        adapter.consistency(adapter.model(x), target).mean().backward()  # type: ignore[no-untyped-call]
+        adapter.model.zero_grad()
+
+    out["student"] = median(student)
+    return out
+
+
+def parameter_pass(engine: TeacherEngine, lots: Tensor | None, count: int) -> float:
+    """Milliseconds of prior, threshold, optimizer, average and restore over the parameters; nothing is changed by it."""
+    program = next(iter(engine.programs.values()))
+    loss = torch.zeros((), device=engine.adapter.device)
+    kept = [t.clone() for t in program._mutable()]
+    one = torch.ones(1, device=loss.device)
+    body: Callable[[], None] = lambda: program._update(loss, one)  # noqa: E731
+    if program.captured:
+        body = record(body, torch.cuda.graph_pool_handle())
+    body()
+    ms = statistics.median(_timed(body, engine.adapter.device) for _ in range(count))
+    for tensor, value in zip(program._mutable(), kept, strict=True):
+        tensor.copy_(value)
+    return ms
+
+
+def matrix_rate(device: torch.device) -> float:
+    """Measured rate of a large matrix product in TFLOP/s: bfloat16 on a GPU, float32 on a CPU."""
+    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    a, b = torch.randn(2, size, size, device=device, dtype=dtype)
+    for _ in range(3):
+        a @ b
+    ms = statistics.median(_timed(lambda: a @ b, device) for _ in range(10))
+    return 2 * size**3 / ms / 1e9
+
+
+def device_name(device: torch.device) -> str:
+    """What the device calls itself."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"CPU, {torch.get_num_threads()} threads"
+
+
+def _timed(body: Callable[[], object], device: torch.device) -> float:
+    _wait(device)
+    started = time.perf_counter()
+    body()
+    _wait(device)
+    return (time.perf_counter() - started) * 1e3
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _free(device: torch.device) -> None:
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.compiler.reset()
+
+
+__all__ = ["Row", "make", "matrix_rate", "part_times", "run"]

@@ -1,0 +1,82 @@
+"""`petal fit`: a source network and its posterior."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from petal import models
+from petal.cli.options import fit_bars, open_train, pick_device, shown_warnings
+from petal.data import open_dataset
+from petal.errors import ConfigError
+from petal.recipes import FitSettings, recipe
+from petal.recipes import fit as fit_network
+from petal.recipes.run import described
+
+
+def fit(
+    recipe_name: Annotated[
+        str | None, typer.Option("--recipe", help="Take network and settings from cifar10, cifar100, imagenet or digits.")
+    ] = None,
+    network: Annotated[str | None, typer.Option(help="A network by name, for example wrn-28-10.")] = None,
+    classes: Annotated[int | None, typer.Option(min=1, help="Default: the recipe's, else as many as the data has.")] = None,
+    data: Annotated[str | None, typer.Option(help="Training images: .npz, CIFAR's Python batches, class folders.")] = None,
+    test_data: Annotated[str | None, typer.Option(help="Clean test images, to say how good the result is.")] = None,
+    weights: Annotated[Path | None, typer.Option(help="A trained network: only its posterior is collected.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for network, posterior and fit.json.")] = Path("source"),
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of training from scratch.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of the training.")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Images a batch, of the training.")] = None,
+    weight_decay: Annotated[float | None, typer.Option(help="Weight decay of the training.")] = None,
+    label_smoothing: Annotated[float | None, typer.Option(help="Label smoothing of the training.")] = None,
+    swag_epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of SWAG-D. The paper's: 5; ImageNet: 2.")] = None,
+    swag_lr: Annotated[float | None, typer.Option(help="Its learning rate. The paper's: 8e-4; ImageNet: 1e-4.")] = None,
+    swag_snapshots: Annotated[int | None, typer.Option(min=1, help="Snapshots an epoch. Paper: 1; ImageNet: 4.")] = None,
+    swag_batch_size: Annotated[int | None, typer.Option(min=1, help="Images a batch, of SWAG-D.")] = None,
+    swag_augment: Annotated[
+        bool | None, typer.Option("--swag-augment/--no-swag-augment", help="Crop and flip while collecting.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, order and augmentation.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+) -> None:
+    """Train a source network, or take a trained one (--weights), and collect its SWAG-D posterior.
+
+    Training that is interrupted continues with its last whole epoch when the command is repeated.
+    """
+    console = Console(quiet=quiet)
+    if (recipe_name is None) == (network is None) and recipe_name is None:
+        raise ConfigError("say what to fit: --recipe cifar10, or --network wrn-40-2 with --data")
+    chosen = None if recipe_name is None else recipe(recipe_name)
+    given = {
+        "epochs": epochs, "lr": lr, "batch_size": batch_size, "weight_decay": weight_decay,
+        "label_smoothing": label_smoothing, "swag_epochs": swag_epochs, "swag_lr": swag_lr,
+        "swag_snapshots": swag_snapshots, "swag_batch_size": swag_batch_size, "swag_augment": swag_augment,
+    }  # fmt: skip
+    base = FitSettings() if chosen is None else chosen.fit
+    settings = replace(base, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
+    if data is None:
+        if chosen is None or not chosen.builtin:
+            raise ConfigError("give the training images: --data")
+        data, test_data = "digits", test_data or "digits"
+    place = pick_device(device)
+    train_set = open_train(data)
+    test_set = None if test_data is None else open_dataset(test_data)
+    name = network or (chosen.network if chosen is not None else "")
+    extra = dict(chosen.network_options) if chosen is not None and network is None else {}
+    count = classes or (chosen.classes if chosen is not None else int(train_set.labels.max()) + 1)
+    model = models.build(name, count, weights, seed=seed, **extra).to(place)
+    about = {"recipe": recipe_name, "network_name": name, "classes": count, "weights": described(weights)}
+    with shown_warnings(console), fit_bars(console, quiet) as (on_train, on_swag):
+        report = fit_network(
+            model, train_set, settings, out, trained=weights is not None, test=test_set, seed=seed, about=about,
+            on_train=on_train, on_swag=on_swag,
+        )  # fmt: skip
+    if weights is None:
+        console.print(f"trained {name} in {report.train_seconds:.0f} s")
+    console.print(f"SWAG-D in {report.swag_seconds:.0f} s")
+    if report.error is not None and report.posterior_error is not None:
+        console.print(f"clean test error: network {report.error:.2%}, mean of the posterior {report.posterior_error:.2%}")
+    console.print(f"wrote {report.network} and {report.posterior}", highlight=False)

@@ -1,0 +1,316 @@
+"""A source network from scratch or from given weights, and its SWAG-D posterior.
+
+Images lie on the device as 8-bit numbers, and a whole batch is cropped and flipped at once there, so that the network
+never waits for data. Training writes its state after every epoch and continues from it.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from petal._files import replacing
+from petal.data import Dataset
+from petal.errors import ConfigError, DataError, ModelError
+from petal.posterior import DiagonalGaussian, FitProgress, fit_swag
+from petal.recipes.published import FitSettings
+from petal.recipes.run import described, versions, write_json
+
+RESIDENT = 8 << 30                          # bytes of images that may lie on the device; more are read as they come
+FORMAT = "petal-training-1"
+
+
+class Loader:
+    """Batches (x, y) of a dataset on a device, shuffled, with random crops and flips; run through it once an epoch.
+
+    The order and the augmentation of an epoch follow from the seed and the epoch's number (`epoch`, which counts itself).
+    x is float32 [n, 3, H, W] in [0, 1], channels-last.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        batch_size: int,
+        *,
+        device: torch.device | str = "cpu",
+        shuffle: bool = True,
+        crop: int = 0,
+        flip: bool = False,
+        seed: int = 0,
+        resident: int = RESIDENT,
+    ) -> None:
+        if batch_size < 1 or len(data) == 0:
+            raise DataError(f"batches of {batch_size} of {len(data)} images cannot be made")
+        self.data, self.batch_size, self.device = data, batch_size, torch.device(device)
+        self.shuffle, self.crop, self.flip, self.seed, self.epoch = shuffle, crop, flip, seed, 0
+        x, _ = data.batch([0])
+        self.images: Tensor | None = None
+        self.labels: Tensor | None = None
+        if len(data) * x.numel() <= resident:
+            self._load()
+
+    def _load(self) -> None:
+        """All images on the device: 8 bits each if that is exact."""
+        parts, labels = [], []
+        for numbers in torch.split(torch.arange(len(self.data)), 2048):
+            x, y = self.data.batch(numbers)
+            levels = x.mul(255)
+            exact = bool((levels.round() - levels).abs().max() < 1e-3)
+            parts.append((levels.round_().byte() if exact else x).to(self.device))
+            labels.append(y)
+        same = all(part.dtype == torch.uint8 for part in parts)
+        self.images = torch.cat(parts if same else [p.float().div(255) if p.dtype == torch.uint8 else p for p in parts])
+        self.labels = torch.cat(labels).to(self.device)
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.data) / self.batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        random = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        self.epoch += 1
+        count = len(self.data)
+        order = torch.randperm(count, generator=random) if self.shuffle else torch.arange(count)
+        draws = torch.rand(3, count, generator=random)
+        pairs = list(zip(torch.split(order, self.batch_size), torch.split(draws, self.batch_size, 1), strict=True))
+        for (x, y), (_, draw) in zip(self._batches([numbers for numbers, _ in pairs]), pairs, strict=True):
+            yield self._augmented(x, draw.to(x.device)), y
+
+    def _batches(self, numbers: list[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        if self.images is not None and self.labels is not None:
+            for chosen in numbers:
+                here = chosen.to(self.device)
+                yield self.images[here], self.labels[here]
+            return
+        with ThreadPoolExecutor(1) as pool:                 # read the next batch while this one is worked on
+            waiting = pool.submit(self.data.batch, numbers[0])
+            for following in [*numbers[1:], None]:
+                x, y = waiting.result()
+                if following is not None:
+                    waiting = pool.submit(self.data.batch, following)
+                yield x.to(self.device), y.to(self.device)
+
+    def _augmented(self, x: Tensor, draw: Tensor) -> Tensor:
+        """Crop and flip in one read: every image has its own rows and columns of the padded batch."""
+        count, _, height, width = x.shape
+        if self.crop or self.flip:
+            x = nn.functional.pad(x, [self.crop] * 4)
+            moves = draw[:2].mul(2 * self.crop + 1).long().clamp_(max=2 * self.crop)
+            rows = moves[0, :, None] + torch.arange(height, device=x.device)
+            columns = torch.arange(width, device=x.device).expand(count, -1)
+            if self.flip:
+                columns = torch.where(draw[2, :, None] < 0.5, width - 1 - columns, columns)
+            columns = moves[1, :, None] + columns
+            n = torch.arange(count, device=x.device)[:, None, None]
+            x = x[n, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)     # [n, H, W, C] in memory
+        x = x.float().div_(255) if x.dtype == torch.uint8 else x
+        return x.contiguous(memory_format=torch.channels_last)
+
+
+@dataclass(frozen=True)
+class TrainProgress:
+    """Where `train` stands, after every batch; numbers count from 1."""
+
+    epoch: int
+    epochs: int
+    batch: int
+    batches: int
+    loss: float
+
+
+def train(
+    model: nn.Module,
+    loader: Loader,
+    settings: FitSettings,
+    *,
+    path: Path | None = None,
+    progress: Callable[[TrainProgress], None] | None = None,
+) -> nn.Module:
+    """Train a network by SGD (Nesterov momentum 0.9, cosine to zero); `path` keeps the state after every epoch.
+
+    If `path` holds the state of a training that was interrupted, it goes on from there.
+    """
+    device = next(model.parameters()).device
+    model.train().requires_grad_(True)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr=settings.lr, momentum=0.9, nesterov=True, weight_decay=settings.weight_decay
+    )
+    low = autocast_dtype(device)
+    first = _resume(model, optimizer, path, settings) if path is not None and path.exists() else 0
+    steps = settings.epochs * len(loader)
+    for epoch in range(first, settings.epochs):
+        loader.epoch = epoch
+        for number, (x, y) in enumerate(loader):
+            step = epoch * len(loader) + number
+            for group in optimizer.param_groups:
+                group["lr"] = settings.lr * 0.5 * (1 + math.cos(math.pi * step / steps))
+            with torch.autocast(device.type, dtype=low, enabled=low is not None):
+                loss = nn.functional.cross_entropy(model(x), y, label_smoothing=settings.label_smoothing)
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            if progress is not None and (number % 20 == 0 or number + 1 == len(loader)):
+                value = float(loss.detach())
+                if not math.isfinite(value):
+                    raise ModelError(f"the loss is {value} in epoch {epoch + 1}: lower lr={settings.lr}")
+                progress(TrainProgress(epoch + 1, settings.epochs, number + 1, len(loader), value))
+        if path is not None:
+            _keep(model, optimizer, path, settings, epoch + 1)
+    return model.eval()
+
+
+def _keep(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, settings: FitSettings, epoch: int) -> None:
+    tensors = {f"model.{k}": v.contiguous() for k, v in model.state_dict().items()}
+    for name, p in model.named_parameters():
+        tensors[f"momentum.{name}"] = optimizer.state[p]["momentum_buffer"].contiguous()
+    about = {"format": FORMAT, "epoch": str(epoch), "settings": json.dumps(asdict(settings))}
+    with replacing(path) as temporary:
+        save_file(tensors, temporary, metadata=about)
+
+
+def _resume(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, settings: FitSettings) -> int:
+    """The number of epochs done, with network and optimizer put where they were."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+        was = json.loads(about["settings"])
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise ModelError(f"{path} is not the state of a training: {error}; remove it to begin anew") from error
+    now = asdict(settings)
+    changed = [f"{k} was {was.get(k)!r} and is {v!r}" for k, v in now.items() if was.get(k) != v and "swag" not in k]
+    if changed:
+        raise ConfigError(f"{path} is of a training with other settings: {'; '.join(changed)}; give another --out")
+    model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
+    for name, p in model.named_parameters():
+        optimizer.state[p]["momentum_buffer"] = tensors[f"momentum.{name}"].to(p)
+    return int(about["epoch"])
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """bfloat16 on a GPU that has it, full precision elsewhere."""
+    return torch.bfloat16 if device.type == "cuda" and torch.cuda.is_bf16_supported() else None
+
+
+@torch.no_grad()
+def clean_error(model: nn.Module, data: Dataset, batch_size: int = 500) -> float:
+    """Share of wrong labels on clean images, by the network as it is."""
+    device = next(model.parameters()).device
+    model.eval()
+    wrong = 0
+    low = autocast_dtype(device)
+    for numbers in torch.split(torch.arange(len(data)), batch_size):
+        x, y = data.batch(numbers)
+        with torch.autocast(device.type, dtype=low, enabled=low is not None):
+            wrong += int((model(x.to(device)).argmax(1).cpu() != y).sum())
+    return wrong / len(data)
+
+
+@dataclass(frozen=True)
+class FitReport:
+    """What `fit` made: files, errors on clean test images (None without them), seconds."""
+
+    network: Path
+    posterior: Path
+    error: float | None
+    posterior_error: float | None
+    train_seconds: float
+    swag_seconds: float
+
+
+def fit(
+    model: nn.Module,
+    data: Dataset,
+    settings: FitSettings,
+    folder: str | Path,
+    *,
+    trained: bool = False,
+    test: Dataset | None = None,
+    seed: int = 0,
+    about: Mapping[str, Any] | None = None,
+    on_train: Callable[[TrainProgress], None] | None = None,
+    on_swag: Callable[[FitProgress], None] | None = None,
+) -> FitReport:
+    """Train a network (unless it is `trained`), collect its SWAG-D posterior, and write both with `fit.json`."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    network, posterior, state = (folder / f"{name}.safetensors" for name in ("network", "posterior", "training"))
+    device = next(model.parameters()).device
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    options: dict[str, Any] = {"device": device, "crop": settings.crop, "flip": settings.flip}
+    began = time.monotonic()
+    if not trained:
+        loader = Loader(data, settings.batch_size, seed=seed, **options)
+        train(model, loader, settings, path=state, progress=on_train)
+    save_network(model, network)
+    train_seconds = time.monotonic() - began
+
+    began = time.monotonic()
+    if not settings.swag_augment:
+        options |= {"crop": 0, "flip": False}
+    q = fit_swag(
+        model.eval(),
+        Loader(data, settings.swag_batch_size, seed=seed + 1, **options),
+        epochs=settings.swag_epochs,
+        lr=settings.swag_lr,
+        snapshots_per_epoch=settings.swag_snapshots,
+        autocast=autocast_dtype(device),
+        progress=on_swag,
+    )
+    q.save(posterior)
+    swag_seconds = time.monotonic() - began
+    errors: tuple[float | None, float | None] = (None, None)
+    if test is not None:
+        errors = clean_error(model, test), clean_error(at_mean(model, q), test)
+    report = FitReport(network, posterior, *errors, train_seconds, swag_seconds)
+    write_json(
+        folder / "fit.json",
+        {
+            "format": "petal-fit-1",
+            "versions": versions(),
+            "device": device.type,
+            "seed": seed,
+            "settings": asdict(settings if not trained else replace(settings, epochs=0)),
+            "data": data.fingerprint(),
+            "test": None if test is None else test.fingerprint(),
+            "network": described(network),
+            "posterior": described(posterior),
+            "clean_error": errors[0],
+            "clean_error_of_mean": errors[1],
+            "train_seconds": train_seconds,
+            "swag_seconds": swag_seconds,
+            **(about or {}),
+        },
+    )
+    state.unlink(missing_ok=True)
+    return report
+
+
+def save_network(model: nn.Module, path: Path) -> None:
+    """A network's state_dict as safetensors."""
+    try:
+        with replacing(path) as temporary:
+            save_file({k: v.contiguous() for k, v in model.state_dict().items()}, temporary)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"cannot write the network to {path}: {error}") from error
+
+
+def at_mean(model: nn.Module, q: DiagonalGaussian) -> nn.Module:
+    """A copy of the network at the posterior's mean."""
+    copy = deepcopy(model)
+    with torch.no_grad():
+        for name, p in copy.named_parameters():
+            p.copy_(q.mean[name])
+        for name, b in copy.named_buffers():
+            if q.buffers and name in q.buffers:
+                b.copy_(q.buffers[name])
+    return copy

@@ -1,0 +1,99 @@
+"""The rows of the paper's tables: a name, a method, and its settings in a recipe and a fidelity."""
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from typing import Any
+
+from petal.errors import ConfigError
+from petal.methods import METHODS, Adapter, Petal
+from petal.recipes.names import unknown
+from petal.recipes.published import Recipe
+from petal.recipes.row import Row
+from petal.restore import Fisher, Stochastic
+
+FIDELITIES = ("official", "paper")
+TABLE_1 = ("source", "bn", "pseudo-label", "tent-online", "tent", "cotta", "petal-sres", "petal")
+
+__all__ = ["FIDELITIES", "TABLE_1", "Row", "load_plugin", "rows"]
+
+
+def rows(recipe: Recipe, fidelity: str = "official") -> dict[str, Row]:
+    """Every row there is, by name: those of the paper, its ablations, and one for each method that was added.
+
+    `official` is the released code (one decision a batch, mean of logits), `paper` the text (one a sample, mean of
+    probabilities). CoTTA follows along: it is PETAL without the prior.
+
+    >>> from petal.recipes.published import cifar10
+    >>> rows(cifar10(), "official")["petal"].options["gate"], rows(cifar10(), "paper")["petal"].options["gate"]
+    ('batch', 'sample')
+    """
+    if fidelity not in FIDELITIES:
+        raise unknown("fidelity", fidelity, FIDELITIES)
+    official = fidelity == "official"
+    affine: dict[str, Any] = {"lr": recipe.affine_lr, "optimizer": recipe.affine_optimizer}
+    teacher: dict[str, Any] = {
+        "lr": recipe.lr,
+        "optimizer": recipe.optimizer,
+        "ema": recipe.ema,
+        "views": recipe.views,
+        "confidence": recipe.confidence,
+        "augment": recipe.augment,
+        "gate": "batch" if official else "sample",
+        "average": "logits" if official else "probs",
+        "loss": recipe.official_loss if official else "cross-entropy",
+    }
+    stochastic = {"restore": Stochastic(recipe.stochastic)}
+    petal = {**teacher, "prior_weight": recipe.prior_weight, "restore": Fisher(recipe.quantile)}
+    own = frozenset({"restore"})
+    known = [
+        Row("source", "Source", "source", random=False),
+        Row("bn", "BN Adapt", "bn", random=False),
+        Row("pseudo-label", "Pseudo-label", "pseudo-label", affine, random=False),
+        Row("tent-online", "TENT-online", "tent", affine, reset_on_domain_change=True, random=False),
+        Row("tent", "TENT-continual", "tent", affine, random=False),
+        Row("cotta", "CoTTA", "cotta", {**teacher, **stochastic}),
+        Row("petal-sres", "PETAL (S-Res)", "petal", {**petal, **stochastic}, own),
+        Row("petal", "PETAL (FIM)", "petal", petal),
+        Row("petal-none", "PETAL (no restore)", "petal", {**petal, "restore": None}, own),
+        Row("petal-sres-0.03", "PETAL (S-Res, 0.03)", "petal", {**petal, "restore": Stochastic(0.03)}, own),
+    ]
+    out = {row.name: row for row in known}
+    for name, method in METHODS.items():
+        if name not in out:
+            out[name] = Row(name, name, name, random="seed" in inspect.signature(method.__init__).parameters)
+    return out
+
+
+def needs_posterior(method: type[Adapter]) -> bool:
+    """Whether a method's constructor takes the source posterior."""
+    return issubclass(method, Petal) or "posterior" in inspect.signature(method.__init__).parameters
+
+
+def load_plugin(path: str | Path) -> dict[str, str]:
+    """Run a user's file, which adds its methods to `petal.METHODS`. Returns its path and hash; an error if it adds none."""
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"no plugin at {path}: give a Python file that adds to petal.METHODS")
+    before = dict(METHODS)
+    name = f"petal_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path} is not a Python file: a plugin is one, named .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        sys.modules.pop(name, None)
+        raise ConfigError(f"the plugin {path} fails: {type(error).__name__}: {error}") from error
+    added = {key for key in METHODS if METHODS[key] is not before.get(key)}
+    wrong = [key for key in added if not (isinstance(METHODS[key], type) and issubclass(METHODS[key], Adapter))]
+    if wrong:
+        METHODS.pop(wrong[0])
+        raise ConfigError(f"the plugin {path} adds {wrong[0]!r}, which is not a class derived from petal.Adapter")
+    if not added:
+        raise ConfigError(f'the plugin {path} adds no method: end it with petal.METHODS["mine"] = Mine')
+    return {"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "methods": ", ".join(sorted(added))}

@@ -1,0 +1,52 @@
+"""Tables and figures from run folders: the paper's tables in its form, its numbers beside ours, one HTML page.
+
+    report = petal.report.load("runs/cifar10")
+    print(petal.report.markdown(report, paper=True))
+    petal.report.write_html(report, "report.html")
+
+Works from the files alone: `files` reads and checks them, `scores` sorts jobs into rows and averages, `tables` makes the
+tables as values, `formats`, `figures` and `html` show them. `paper` has the published numbers.
+"""
+
+from petal.report.figures import FIGURES, FILE_TYPES, Drawing, draw, write_figures
+from petal.report.files import Job, Records, RunFolder, read_run
+from petal.report.formats import latex, markdown, terminal, to_csv, to_json
+from petal.report.html import html, write_html
+from petal.report.paper import PUBLISHED, Published, published
+from petal.report.scores import METRICS, Report, Row, Section, Stat, load
+from petal.report.tables import Table, cost_table, domain_table, metric_table, paper_tables, summary, tables
+
+__all__ = [
+    "FIGURES",
+    "FILE_TYPES",
+    "METRICS",
+    "PUBLISHED",
+    "Drawing",
+    "Job",
+    "Published",
+    "Records",
+    "Report",
+    "Row",
+    "RunFolder",
+    "Section",
+    "Stat",
+    "Table",
+    "cost_table",
+    "domain_table",
+    "draw",
+    "html",
+    "latex",
+    "load",
+    "markdown",
+    "metric_table",
+    "paper_tables",
+    "published",
+    "read_run",
+    "summary",
+    "tables",
+    "terminal",
+    "to_csv",
+    "to_json",
+    "write_figures",
+    "write_html",
+]

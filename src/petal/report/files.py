@@ -1,0 +1,332 @@
+"""What `petal run` left on disk, read and checked: manifests, records, samples. Nothing here is averaged."""
+
+import json
+import math
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from petal.errors import DataError
+from petal.evaluate import Scores
+
+FORMAT = "petal-run-1"
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+_NUMBERS = ("error", "nll", "brier", "confidence", "entropy")
+_OPTIONAL = {"restored": 0.0, "skipped": 0.0, "seconds": math.nan, "distance": math.nan}
+
+
+@dataclass(frozen=True)
+class Records:
+    """The records of one job as columns, one entry a batch, in stream order."""
+
+    position: NDArray[np.int64]
+    domain: NDArray[np.str_]
+    severity: NDArray[np.int64]
+    n: Floats
+    error: Floats
+    nll: Floats
+    brier: Floats
+    confidence: Floats
+    entropy: Floats
+    calibration: Floats = field(repr=False)   # [batches, 3, bins]
+    views_used: Floats
+    restored: Floats
+    skipped: Floats
+    seconds: Floats
+    distance: Floats
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+    @cached_property
+    def domains(self) -> tuple[str, ...]:
+        """The domains in the order in which they first come."""
+        return tuple(dict.fromkeys(self.domain.tolist()))
+
+    @cached_property
+    def pairs(self) -> frozenset[tuple[str, int]]:
+        """Every (domain, severity) that comes in the stream."""
+        return frozenset(zip(self.domain.tolist(), self.severity.tolist(), strict=True))
+
+    @cached_property
+    def visits(self) -> list[tuple[str, int, int]]:
+        """Every stretch of batches of one domain: its name, first batch and the one after its last."""
+        starts = [0, *(np.flatnonzero(self.domain[1:] != self.domain[:-1]) + 1).tolist(), len(self)]
+        return [(str(self.domain[a]), a, b) for a, b in pairwise(starts) if b > a]
+
+    @cached_property
+    def skipped_updates(self) -> int:
+        """How many updates were skipped. The column counts from the last reset of the method."""
+        before = np.concatenate([[0.0], self.skipped[:-1]])
+        return int(np.where(self.skipped >= before, self.skipped - before, self.skipped).sum())
+
+    def counts(self, where: Mask | None = None) -> Floats:
+        """Calibration counts [3, bins] summed over the batches `where`."""
+        chosen = self.calibration if where is None else self.calibration[where]
+        return np.asarray(chosen.sum(0))
+
+    def scores(self, domain: str | None = None) -> Scores:
+        """Scores over all samples of a domain, or of the stream."""
+        where = np.ones(len(self), bool) if domain is None else self.domain == domain
+        n = self.n[where]
+        total = float(n.sum())
+        if not total:
+            return Scores(0, math.nan, math.nan, math.nan, math.nan)
+        _, confidence, correct = self.counts(where)
+        error, nll, brier = (float((column[where] * n).sum() / total) for column in (self.error, self.nll, self.brier))
+        return Scores(int(total), error, nll, brier, float(np.abs(confidence - correct).sum() / total))
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A few images of the stream with what was predicted for them."""
+
+    images: NDArray[np.uint8]   # [M, H, W, 3]
+    entries: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One method over one stream: its settings from the manifest, its records, and whether it came to its end."""
+
+    folder: Path
+    id: str
+    row: str
+    method: str
+    label: str
+    order: str
+    seed: str
+    options: Mapping[str, Any]
+    finished: bool
+    total: int | None
+    records: Records | None
+
+    @property
+    def batches(self) -> int:
+        """How many batches are on disk."""
+        return 0 if self.records is None else len(self.records)
+
+    def samples(self) -> Samples | None:
+        """The sample images, if the job kept some."""
+        return _read_samples(self.folder)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run folder: its manifest and its jobs."""
+
+    path: Path
+    manifest: Mapping[str, Any]
+    jobs: tuple[Job, ...]
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.path.resolve().name
+
+
+def read_run(path: str | Path) -> RunFolder:
+    """Read a run folder. Whatever is missing, torn or foreign is a DataError that names the file."""
+    path = Path(path)
+    file = path / "manifest.json"
+    if not path.is_dir():
+        raise DataError(f"{path} is not a folder; give the folder that `petal run` wrote")
+    if not file.is_file():
+        inside = sorted(p.parent.name for p in path.glob("*/manifest.json"))
+        hint = f"; the run folders in it are {', '.join(inside)}" if inside else "; give the folder that `petal run` wrote"
+        raise DataError(f"{file} is missing{hint}")
+    manifest = _read_object(file)
+    if manifest.get("format") != FORMAT:
+        raise DataError(f"{file} has format {manifest.get('format')!r}; this version reads {FORMAT!r}")
+    jobs = manifest.get("jobs")
+    if not isinstance(jobs, list) or not jobs:
+        raise DataError(f"{file} lists no jobs")
+    for name in ("versions", "data", "weights", "posterior"):
+        if not isinstance(manifest.get(name) or {}, dict):
+            raise DataError(f"{file}: {name} should be an object; it is {manifest[name]!r}")
+    read = tuple(_read_job(path, file, entry) for entry in jobs)
+    ids = [job.id for job in read]
+    if len(set(ids)) < len(ids):
+        raise DataError(f"{file} lists the job {next(i for i in ids if ids.count(i) > 1)!r} twice")
+    return RunFolder(path, manifest, read)
+
+
+def _read_job(run: Path, file: Path, entry: Any) -> Job:
+    if not isinstance(entry, dict):
+        raise DataError(f"{file}: a job should be an object; one is {entry!r}")
+    name = entry.get("id")
+    if not isinstance(name, str) or not name or name in {".", ".."} or set(name) & set("/\\\0"):
+        raise DataError(f"{file}: a job's id should name a folder; one is {name!r}")
+    options = entry.get("options") or {}
+    if not isinstance(options, dict):
+        raise DataError(f"{file}: the options of job {name!r} should be an object; they are {options!r}")
+    row = str(entry.get("row") or entry.get("method") or name)
+    folder = run / "jobs" / name
+    state, finished, total = folder / "job.json", False, None
+    if state.is_file():
+        about = _read_object(state)
+        if not isinstance(about.get("status"), str):
+            raise DataError(f"{state} says no status")
+        finished = about["status"] == "done"
+        total = about["batches"] if isinstance(about.get("batches"), int) else None
+    lines = folder / "records.jsonl"
+    if finished and not lines.is_file():
+        raise DataError(f"{lines} is missing, though {state} calls the job done")
+    records = _read_records(lines, finished) if lines.is_file() else None
+    if finished and records is None:
+        raise DataError(f"{lines} is empty, though {state} calls the job done")
+    if finished and total is not None and records is not None and total != len(records):
+        raise DataError(f"{lines} has {len(records)} records; {state} says {total}")
+    if entry.get("reset_on_domain_change"):
+        options = {**options, "reset_on_domain_change": True}
+    return Job(
+        folder=folder, id=name, row=row, method=str(entry.get("method") or row), label=str(entry.get("label") or row),
+        order=_plain(entry.get("order")), seed=_plain(entry.get("seed")), options=options, finished=finished,
+        total=total, records=records,
+    )  # fmt: skip
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(str(v) for v in value)
+    return "" if value is None else str(value)
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise DataError(f"{file} is missing") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{file} is not text; it was not written by `petal run`, or is damaged") from None
+    except OSError as error:
+        raise DataError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(_read_text(file))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise DataError(f"{file} is not whole JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise DataError(f"{file} should hold one JSON object")
+    return value
+
+
+def _lines(file: Path, finished: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    text = _read_text(file)
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    elif not finished:
+        lines.pop()   # the last line of a job that was killed while it wrote; `petal run` does that batch again
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise DataError(f"{file}, line {number} is not whole JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise DataError(f"{file}, line {number} should be an object")
+        yield number, value
+
+
+def _read_records(file: Path, finished: bool) -> Records | None:
+    columns: dict[str, list[Any]] = {name: [] for name in Records.__dataclass_fields__}
+    previous, shape = -1, None
+    for number, value in _lines(file, finished):
+        where = f"{file}, line {number}"
+        position = _whole(where, value, "position")
+        if position <= previous:
+            raise DataError(f"{where}: batch {position} comes after batch {previous}; two runs wrote it, or it was edited")
+        previous = position
+        n = _whole(where, value, "n")
+        if n < 1:
+            raise DataError(f"{where}: a batch of {n} samples")
+        domain = value.get("domain")
+        if not isinstance(domain, str) or not domain:
+            raise DataError(f"{where}: the domain should be a name; it is {domain!r}")
+        counts = _calibration(where, value.get("calibration"))
+        shape = counts.shape if shape is None else shape
+        if counts.shape != shape:
+            raise DataError(f"{where}: {counts.shape[1]} calibration bins, {shape[1]} in the lines before")
+        if not abs(counts[0].sum() - n) < 0.5:
+            raise DataError(f"{where}: the calibration counts sum to {counts[0].sum():g} samples; the batch has {n}")
+        columns["position"].append(position)
+        columns["domain"].append(domain)
+        columns["severity"].append(_whole(where, value, "severity", 0))
+        columns["n"].append(n)
+        columns["calibration"].append(counts)
+        columns["views_used"].append(float(bool(value.get("views_used"))))
+        for name in _NUMBERS:
+            columns[name].append(_number(where, value, name))
+        for name, default in _OPTIONAL.items():
+            columns[name].append(_number(where, value, name, default))
+    if not columns["position"]:
+        return None
+    names = columns.pop("domain")
+    arrays: dict[str, Any] = {name: np.array(column, dtype=np.float64) for name, column in columns.items()}
+    arrays["domain"] = np.array(names)
+    for name in ("position", "severity"):
+        arrays[name] = arrays[name].astype(np.int64)
+    return Records(**arrays)
+
+
+def _whole(where: str, value: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    found = value.get(name, default)
+    if isinstance(found, bool) or not isinstance(found, int):
+        raise DataError(f"{where}: {name} should be a whole number; it is {found!r}")
+    return found
+
+
+def _number(where: str, value: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    found = value.get(name)
+    if found is None and default is not None:
+        return default
+    if isinstance(found, bool) or not isinstance(found, (int, float)):
+        raise DataError(f"{where}: {name} should be a number; it is {found!r}")
+    return float(found)
+
+
+def _calibration(where: str, value: Any) -> Floats:
+    try:
+        counts = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        counts = np.zeros(0)
+    if counts.ndim != 2 or counts.shape[0] != 3 or not counts.shape[1]:
+        raise DataError(f"{where}: calibration should be three rows of counts, one entry a bin")
+    return counts
+
+
+def _read_samples(folder: Path) -> Samples | None:
+    description, arrays = folder / "samples.json", folder / "samples.npz"
+    if not description.is_file() and not arrays.is_file():
+        return None
+    try:
+        entries = json.loads(_read_text(description))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{description} is not whole JSON: {error}") from None
+    if not arrays.is_file():
+        raise DataError(f"{arrays} is missing, though {description} is there")
+    try:
+        with np.load(arrays, allow_pickle=False) as file:
+            images = file["images"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{arrays} holds no readable `images`: {error}") from None
+    if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
+        raise DataError(f"{arrays}: images should be 8-bit [M, H, W, 3]; they are {images.dtype} {list(images.shape)}")
+    good = isinstance(entries, list) and all(isinstance(e, dict) and isinstance(e.get("domain"), str) for e in entries)
+    if not good or len(entries) != len(images):
+        raise DataError(f"{description} should describe the {len(images)} images of {arrays.name} one by one")
+    if not len(images):
+        return None
+    return Samples(np.repeat(images, 3, axis=3) if images.shape[3] == 1 else images, entries)

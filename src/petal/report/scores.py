@@ -1,0 +1,407 @@
+"""Jobs put into the rows of tables: what may be averaged with what, and the averages."""
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from petal.errors import DataError
+from petal.evaluate import Scores
+from petal.report.files import Floats, Job, Records, RunFolder, read_run
+from petal.report.paper import paper_name
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a score is shown: its name, and the factor and digits of printed tables."""
+
+    name: str
+    title: str
+    scale: float
+    digits: int
+
+    def text(self, value: float, sign: bool = False) -> str:
+        """A score as printed.
+
+        >>> METRICS["error"].text(0.16288), METRICS["nll"].text(0.5, sign=True), METRICS["nll"].text(math.nan)
+        ('16.29', '+0.5000', 'nan')
+        """
+        return format(value * self.scale, f"{'+' if sign else ''}.{self.digits}f")
+
+
+METRICS: dict[str, Metric] = {
+    "error": Metric("error", "Error (%)", 100.0, 2),
+    "nll": Metric("nll", "NLL", 1.0, 4),
+    "brier": Metric("brier", "Brier", 1.0, 4),
+    "ece": Metric("ece", "ECE", 1.0, 4),
+}
+
+_ORDER = ("source", "bn", "pseudo-label", "tent", "cotta", "petal")
+
+
+@dataclass(frozen=True)
+class Stat:
+    """The mean over `n` runs and their sample standard deviation, which one run does not have."""
+
+    mean: float
+    std: float | None
+    n: int
+
+
+def stat(values: Iterable[float]) -> Stat:
+    """Mean and sample standard deviation.
+
+    >>> stat([1.0, 3.0]), stat([2.0])
+    (Stat(mean=2.0, std=1.4142135623730951, n=2), Stat(mean=2.0, std=None, n=1))
+    """
+    array = np.array(list(values), dtype=np.float64)
+    if not len(array):
+        return Stat(math.nan, None, 0)
+    return Stat(float(array.mean()), float(array.std(ddof=1)) if len(array) > 1 else None, len(array))
+
+
+@dataclass
+class Row:
+    """One row of the tables: the finished jobs of one method with one setting, and those that are not finished."""
+
+    id: str
+    method: str
+    label: str
+    fidelity: str
+    options: Mapping[str, Any]
+    posterior: str
+    jobs: list[Job] = field(default_factory=list)
+    unfinished: list[Job] = field(default_factory=list)
+    folders: list[str] = field(default_factory=list)
+    paper: str | None = None
+
+    @cached_property
+    def key(self) -> tuple[str, ...]:
+        """What jobs must have in common to be averaged."""
+        options = json.dumps(self.options, sort_keys=True, default=str)
+        return self.id, self.method, self.label, self.fidelity, self.posterior, options
+
+    @property
+    def records(self) -> list[Records]:
+        """The records of every finished job."""
+        return [job.records for job in self.jobs if job.records is not None]
+
+    @cached_property
+    def _scores(self) -> dict[str | None, list[Scores]]:
+        domains = {domain for records in self.records for domain in records.domains}
+        return {domain: [records.scores(domain) for records in self.records] for domain in (None, *domains)}
+
+    def stat(self, metric: str, domain: str | None = None) -> Stat:
+        """A score over the runs: of the whole stream, or of one domain (over all its visits)."""
+        return stat(getattr(s, metric) for s in self._scores.get(domain, ()) if s.n)
+
+    @property
+    def seeds(self) -> list[str]:
+        """The seeds of the finished jobs."""
+        return list(dict.fromkeys(job.seed for job in self.jobs))
+
+    @property
+    def orders(self) -> list[str]:
+        """The orders of the finished jobs."""
+        return list(dict.fromkeys(job.order for job in self.jobs))
+
+    @property
+    def over(self) -> str:
+        """What the runs differ in, for example "5 seeds"."""
+        seeds, orders = len(self.seeds), len(self.orders)
+        if not self.jobs:
+            return "unfinished" if self.unfinished else "none"
+        if len(self.jobs) == 1:
+            return "1 run"
+        if orders == 1:
+            return f"{len(self.jobs)} seeds"
+        return f"{len(self.jobs)} orders" if seeds == 1 else f"{len(self.jobs)} runs ({orders} orders, {seeds} seeds)"
+
+    @property
+    def images(self) -> int:
+        """Images in a run."""
+        return max((int(records.n.sum()) for records in self.records), default=0)
+
+    @property
+    def views_share(self) -> float:
+        """Share of batches whose answer used augmented views."""
+        return _mean(records.views_used for records in self.records)
+
+    @property
+    def restored_share(self) -> float:
+        """Mean share of the weights put back a batch."""
+        return _mean(records.restored for records in self.records)
+
+    @property
+    def seconds(self) -> float:
+        """Median seconds a batch."""
+        times = np.concatenate([records.seconds for records in self.records] or [np.zeros(0)])
+        times = times[np.isfinite(times)]
+        return float(np.median(times)) if len(times) else math.nan
+
+    @property
+    def skipped(self) -> int:
+        """Updates that were not made, over all runs."""
+        return sum(records.skipped_updates for records in self.records)
+
+    @property
+    def calibration(self) -> Floats:
+        """Calibration counts [3, bins] over all runs."""
+        return np.asarray(sum((records.counts() for records in self.records), np.zeros(1)))
+
+
+def _mean(columns: Iterable[Floats]) -> float:
+    values = list(columns)
+    return float(np.concatenate(values).mean()) if values else math.nan
+
+
+@dataclass
+class Section:
+    """The rows that may stand in one table: the same benchmark, data, source network, severity and batch size."""
+
+    recipe: str
+    manifest: Mapping[str, Any]
+    rows: list[Row]
+    title: str = ""
+    slug: str = ""
+    folders: list[RunFolder] = field(default_factory=list)
+
+    @cached_property
+    def domains(self) -> tuple[str, ...]:
+        """Domains in the order of the first finished run."""
+        jobs = [job for row in self.rows for job in row.jobs] or [job for row in self.rows for job in row.unfinished]
+        return tuple(dict.fromkeys(d for job in jobs if job.records is not None for d in job.records.domains))
+
+    @cached_property
+    def order(self) -> str:
+        """The order that the figures along the stream show: the first that most rows have."""
+        jobs = [job for row in self.rows for job in row.jobs] or [job for row in self.rows for job in row.unfinished]
+        orders = [job.order for job in jobs]
+        having = {order: sum(order in row.orders for row in self.rows) for order in dict.fromkeys(orders)}
+        return max(having, key=lambda order: having[order]) if having else ""
+
+    @property
+    def orders(self) -> list[str]:
+        """Every order of the finished jobs."""
+        return list(dict.fromkeys(order for row in self.rows for order in row.orders))
+
+    @cached_property
+    def gradual(self) -> bool:
+        """Whether severities change along the stream."""
+        return any(len(set(records.severity.tolist())) > 1 for row in self.rows for records in row.records)
+
+    @property
+    def classes(self) -> Sequence[str] | None:
+        """Class names, if the manifest has them."""
+        names = self.manifest.get("classes")
+        return [str(name) for name in names] if isinstance(names, list) else None
+
+    def best(self) -> Row | None:
+        """The row with the lowest error."""
+        rows = [row for row in self.rows if row.jobs and math.isfinite(row.stat("error").mean)]
+        return min(rows, key=lambda row: row.stat("error").mean, default=None)
+
+    def notes(self) -> list[str]:
+        """What a reader must know before trusting the tables."""
+        rows, notes = [row for row in self.rows if row.jobs], []
+        for row in self.rows:
+            for job in row.unfinished:
+                so_far = "no batch yet" if job.records is None else (
+                    f"{job.batches}{f' of {job.total}' if job.total else ''} batches on disk, error so far {job.records.scores().error:.2%}")
+                notes.append(f"Unfinished, and in no average: {row.label}, {_which(job)} ({so_far}).")
+        single = [row.label for row in rows if len(row.jobs) == 1]
+        if single and len(single) == len(rows):
+            notes.append("One run a method: there is no standard deviation, and small differences mean nothing.")
+        elif single:
+            notes.append(f"One run only, so no standard deviation: {', '.join(single)}.")
+        several = [row for row in rows if len(row.jobs) > 1]
+        if several:
+            counts = {row.over for row in several}
+            over = f"over {counts.pop()}" if len(counts) == 1 else "over as many as the table of all scores says"
+            notes.append(f"In brackets: the sample standard deviation of the runs' means, {over}.")
+        notes += [f"{row.label} skipped {row.skipped} {'update' if row.skipped == 1 else 'updates'}: the loss or a gradient "
+                  "was not finite." for row in rows if row.skipped]
+        for metric in METRICS.values():
+            broken = [row.label for row in rows if not math.isfinite(row.stat(metric.name).mean)]
+            if broken:
+                notes.append(f"{metric.title} is not finite for {', '.join(broken)}.")
+        if len(self.orders) > 1:
+            notes.append(f"{len(self.orders)} orders of the domains: columns stand in the order of the first, "
+                         f"figures along the stream show order {self.order}.")
+        sizes = {tuple(int(r.n[r.domain == d].sum()) for d in self.domains) for row in rows for r in row.records}
+        if len(sizes) > 1:
+            notes.append("The runs do not all have the same number of images in every domain.")
+        elif sizes and len(set(next(iter(sizes)))) > 1:
+            notes.append("Domains differ in size: the mean is over all images, not over the columns.")
+        if self.gradual:
+            pairs = {sum(len(np.flatnonzero(np.diff(r.severity[a:b]))) + 1 for _, a, b in r.visits)
+                     for row in rows for r in row.records}
+            notes.append("Severity changes along the stream: every number is an average over all the pairs of domain and "
+                         f"severity ({', '.join(map(str, sorted(pairs)))} in a run).")
+        notes.append("The mean ECE is that of all the images of a run together, not the mean of the columns.")
+        for name in ("device", "engine", "versions"):
+            if len({json.dumps(folder.manifest.get(name), sort_keys=True) for folder in self.folders}) > 1:
+                notes.append(f"The run folders differ in their {name}; times may not be comparable.")
+        return notes
+
+
+def _which(job: Job) -> str:
+    parts = [f"{name} {value}" for name, value in (("order", job.order), ("seed", job.seed)) if value]
+    return ", ".join(parts) or job.id
+
+
+@dataclass
+class Report:
+    """Everything that tables and figures are made from."""
+
+    folders: tuple[RunFolder, ...]
+    sections: tuple[Section, ...]
+    title: str = "Lifelong test-time adaptation"
+
+
+def load(*runs: str | Path, title: str | None = None) -> Report:
+    """Read run folders and sort their jobs into tables.
+
+    Jobs share a row if method, options, fidelity and posterior are the same; they share a table if benchmark, data,
+    source network, severity, batch size and domains are. The same (order, seed) in two folders gives two rows, never an
+    average of a run with itself. Jobs that are not finished are kept apart.
+    """
+    if not runs:
+        raise DataError("nothing to report: give at least one run folder")
+    folders: list[RunFolder] = []
+    for run in runs:
+        if any(Path(run).resolve() == folder.path.resolve() for folder in folders):
+            raise DataError(f"{run} is given twice")
+        folders.append(read_run(run))
+    sections = _sections(folders)
+    for section in sections:
+        _finish(section)
+    titles = [section.title for section in sections]
+    for number, section in enumerate(sections, 1):
+        if titles.count(section.title) > 1:
+            section.title = f"{section.title} ({_differs(section, sections) or number})"
+        alone = [s.recipe for s in sections].count(section.recipe) == 1
+        section.slug = re.sub(r"[^\w.-]+", "-", section.recipe if alone else f"{section.recipe}-{number}")
+    if title is None:
+        title = "Lifelong test-time adaptation"
+        title += f": {sections[0].title}" if len(sections) == 1 else ""
+    return Report(tuple(folders), tuple(sections), title)
+
+
+def _sections(folders: list[RunFolder]) -> list[Section]:
+    sections: dict[tuple[str, object], Section] = {}
+    jobs = [(folder, job) for folder in folders for job in folder.jobs]
+    for folder, job in sorted(jobs, key=lambda pair: not pair[1].finished):
+        base = json.dumps(_setting(folder.manifest), sort_keys=True)
+        if job.finished and job.records is not None:
+            key: tuple[str, object] = (base, job.records.pairs)
+        else:
+            key = next((key for key in sections if key[0] == base), (base, None))
+        section = sections.setdefault(key, Section(str(folder.manifest.get("recipe") or "run"), folder.manifest, []))
+        if not any(known is folder for known in section.folders):
+            section.folders.append(folder)
+        _add(section, folder, job)
+    return list(sections.values())
+
+
+def _setting(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("recipe", "stream", "stream_seed", "severity", "batch_size", "images", "network")
+    setting = {name: manifest.get(name) for name in names}
+    return setting | {name: _fingerprint(manifest.get(name)) for name in ("data", "weights")}
+
+
+def _fingerprint(value: Any) -> Any:
+    """The hashes in a description if it has some (paths may differ from machine to machine), else all of it."""
+    marks = ("sha", "hash", "digest", "fingerprint")
+    hashes = {k: v for k, v in flatten(value).items() if v and any(mark in k.lower() for mark in marks)}
+    return hashes or value
+
+
+def flatten(value: Any, name: str = "") -> dict[str, Any]:
+    """Nested objects as one, with dotted names.
+
+    >>> flatten({"a": {"b": 1}, "c": [2, 3]})
+    {'a.b': 1, 'c': [2, 3]}
+    """
+    if isinstance(value, dict):
+        flat: dict[str, Any] = {}
+        for key, inner in value.items():
+            flat |= flatten(inner, f"{name}.{key}" if name else str(key))
+        return flat
+    return {name: value} if name else {}
+
+
+def _add(section: Section, folder: RunFolder, job: Job) -> None:
+    fidelity = str(folder.manifest.get("fidelity") or "")
+    posterior = json.dumps(_fingerprint(folder.manifest.get("posterior")), sort_keys=True) if job.method == "petal" else ""
+    options = {name: value for name, value in job.options.items() if name != "seed"}
+    fresh = Row(job.row, job.method, job.label, fidelity, options, posterior, paper=paper_name(job.row, job.label))
+    for row in section.rows:
+        if row.key != fresh.key:
+            continue
+        clash = next((j for j in row.jobs if job.finished and (j.order, j.seed) == (job.order, job.seed)), None)
+        if clash is None:
+            break
+        if clash.folder.parent == job.folder.parent:
+            file = folder.path / "manifest.json"
+            raise DataError(f"{file}: jobs {clash.id!r} and {job.id!r} have the same row, order and seed")
+    else:
+        row = fresh
+        section.rows.append(row)
+    (row.jobs if job.finished else row.unfinished).append(job)
+    if folder.name not in row.folders:
+        row.folders.append(folder.name)
+
+
+def _finish(section: Section) -> None:
+    """Rows in the paper's order, labels that tell them apart, and a title."""
+    places = {job.folder: n for n, job in enumerate(job for folder in section.folders for job in folder.jobs)}
+
+    def place(row: Row) -> tuple[int, int]:
+        known = _ORDER.index(row.method) if row.method in _ORDER else len(_ORDER)
+        return known, min(places[job.folder] for job in (*row.jobs, *row.unfinished))
+
+    section.rows.sort(key=place)
+    fidelities = [row.fidelity for row in section.rows]
+    usual = max(dict.fromkeys(fidelities), key=fidelities.count)   # that of most rows goes without saying
+    for label in dict.fromkeys(row.label for row in section.rows):
+        _tell_apart([row for row in section.rows if row.label == label], usual)
+    severity = section.manifest.get("severity")
+    section.title = str(section.manifest.get("title") or section.recipe)
+    if severity not in (None, "", "gradual") and not section.gradual:
+        section.title += f", severity {severity}"
+
+
+def _tell_apart(rows: list[Row], usual: str) -> None:
+    if len(rows) < 2:
+        return
+    flat = [flatten(dict(row.options)) for row in rows]
+    names = dict.fromkeys(name for f in flat for name in f)
+    varying = [name for name in names if len({json.dumps(f.get(name), default=str) for f in flat}) > 1]
+    chosen = [""] * len(rows)
+    for candidates in (
+        ["" if row.fidelity == usual else f"{row.fidelity or 'no'} fidelity" for row in rows],
+        [", ".join(f"{k}={f.get(k)}" for k in varying) for f in flat],
+        [" + ".join(row.folders) for row in rows],
+        [f"row {n}" for n in range(1, len(rows) + 1)],
+    ):
+        if len(set(chosen)) == len(rows):
+            break
+        if len(set(candidates)) > 1:
+            chosen = ["; ".join(filter(None, pair)) for pair in zip(chosen, candidates, strict=True)]
+    for row, suffix in zip(rows, chosen, strict=True):
+        row.label = f"{row.label} [{suffix}]" if suffix else row.label
+
+
+def _differs(section: Section, sections: list[Section]) -> str:
+    """The first settings in which sections of the same title differ, in words."""
+    alike = [flatten(_setting(s.manifest)) for s in sections if s.title.startswith(section.title)]
+    mine = flatten(_setting(section.manifest))
+    names = [k for k in mine if len({json.dumps(a.get(k), default=str) for a in alike}) > 1]
+    return ", ".join(f"{name.replace('_', ' ')} {str(mine[name])[:16]}" for name in names[:2])

@@ -1,0 +1,301 @@
+"""The paper's tables as values, the same for every output format."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from petal.corruptions import CORRUPTIONS
+from petal.report.paper import Published, Value, lookup, published
+from petal.report.scores import METRICS, Metric, Report, Row, Section, Stat, flatten
+
+SHORT = dict(
+    zip(
+        CORRUPTIONS,
+        ("Gaussian", "shot", "impulse", "defocus", "glass", "motion", "zoom", "snow", "frost", "fog", "brightness",
+         "contrast", "elastic", "pixelate", "jpeg"),
+        strict=True,
+    )
+)  # fmt: skip
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in a table: a text, what comes after it in plain type, and whether it is the best of its column."""
+
+    text: str
+    after: str = ""
+    best: bool = False
+
+    @property
+    def plain(self) -> str:
+        """The whole text without any mark-up."""
+        return f"{self.text} {self.after}".strip()
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a table; `rule` puts a line above it."""
+
+    label: str
+    cells: tuple[Cell, ...]
+    rule: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: `columns` are the headings after the first, `wide` says that they are many and short."""
+
+    name: str
+    title: str
+    corner: str
+    columns: tuple[str, ...]
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...] = ()
+    wide: bool = False
+
+
+def short(domain: str) -> str:
+    """A domain's name as the paper's tables have it.
+
+    >>> short("gaussian_noise"), short("far_focus")
+    ('Gaussian', 'far focus')
+    """
+    return SHORT.get(domain, domain.replace("_", " "))
+
+
+def _cell(metric: Metric, found: Stat, std: bool = True) -> Cell:
+    if not found.n:
+        return Cell(NOTHING)
+    after = f"({metric.text(found.std)})" if std and found.std is not None else ""
+    return Cell(metric.text(found.mean), after)
+
+
+def _mark(columns: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
+    """Mark the lowest value of each column, and those printed the same; a column of one value has no best."""
+    marked = []
+    for column in columns:
+        values = [_finite(cell.text) for cell in column]
+        known = [value for value in values if value is not None]
+        best = min(known) if len(known) > 1 else None
+        marked.append([Cell(c.text, c.after, v is not None and v == best) for c, v in zip(column, values, strict=True)])
+    return marked
+
+
+def _finite(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _lines(rows: Sequence[Row], columns: Sequence[Sequence[Cell]]) -> tuple[Line, ...]:
+    first = next((n for n, row in enumerate(rows) if row.method == "petal"), 0)
+    labels = [row.label if row.jobs else f"{row.label} (unfinished)" for row in rows]
+    return tuple(
+        Line(label, tuple(column[n] for column in columns), rule=n > 0 and n == first) for n, label in enumerate(labels)
+    )
+
+
+def domain_table(section: Section, metric: str = "error") -> Table:
+    """Methods by domains, and the mean with its standard deviation, as in the paper's Tables 1 and 2."""
+    how = METRICS[metric]
+    brief = replace(how, digits=min(how.digits, 3))   # fifteen columns must fit a page; the mean has all digits
+    columns = [[_cell(brief, row.stat(metric, domain), std=False) for row in section.rows] for domain in section.domains]
+    columns.append([_cell(how, row.stat(metric)) for row in section.rows])
+    return Table(
+        name=f"{section.slug}-{metric}",
+        title=f"{how.title} by domain, {section.title}",
+        corner="Method",
+        columns=(*(short(domain) for domain in section.domains), "Mean"),
+        lines=_lines(section.rows, _mark(columns)),
+        wide=True,
+    )
+
+
+def metric_table(section: Section) -> Table:
+    """Every score of each method over the whole stream, as in the paper's Tables 3 to 6."""
+    columns = _mark([[_cell(how, row.stat(how.name)) for row in section.rows] for how in METRICS.values()])
+    columns.append([Cell(row.over) for row in section.rows])
+    return Table(
+        name=f"{section.slug}-metrics",
+        title=f"All scores, {section.title}",
+        corner="Method",
+        columns=(*(how.title for how in METRICS.values()), "over"),
+        lines=_lines(section.rows, columns),
+    )
+
+
+def cost_table(section: Section) -> Table:
+    """What each method did and took: images, share of batches with views, share restored, time."""
+
+    def cells(row: Row) -> list[Cell]:
+        if not row.jobs:
+            return [Cell(NOTHING)] * 6
+        return [
+            Cell(f"{row.images:,}"),
+            Cell(f"{sum(len(r) for r in row.records) // len(row.jobs):,}"),
+            Cell(f"{row.views_share:.1%}".replace("%", " %")),
+            Cell(f"{100 * row.restored_share:.2f} %"),
+            Cell(f"{1000 * row.seconds:.1f}" if math.isfinite(row.seconds) else NOTHING),
+            Cell(str(row.skipped)),
+        ]
+
+    by_row = [cells(row) for row in section.rows]
+    return Table(
+        name=f"{section.slug}-cost",
+        title=f"What it took, {section.title}",
+        corner="Method",
+        columns=("images a run", "batches a run", "batches with views", "restored a batch", "ms a batch (median)",
+                 "updates skipped"),
+        lines=_lines(section.rows, list(zip(*by_row, strict=True))),
+    )  # fmt: skip
+
+
+def paper_tables(section: Section) -> list[Table]:
+    """The paper's numbers for this benchmark: its own table by corruption, and ours beside it with the difference."""
+    tables = []
+    for table in published(section.recipe):
+        if table.by_domain:
+            tables.append(_published_table(section, table))
+    compared = _comparison(section)
+    return [*([compared] if compared else []), *tables]
+
+
+def paper_values(section: Section, row: Row) -> dict[str, tuple[Value, int]]:
+    """The paper's scores for a row, by metric, each with the number of its table."""
+    found = {}
+    for table in published(section.recipe):
+        name = lookup(table, row.paper)
+        if name is not None:
+            found.update({metric: (value, table.number) for metric, value in table.scores[name].items()})
+    return found
+
+
+def _comparison(section: Section) -> Table | None:
+    tables = published(section.recipe)
+    metrics = [m for m in METRICS.values() if any(m.name in scores for t in tables for scores in t.scores.values())]
+    rows = [row for row in section.rows if row.jobs and paper_values(section, row)]
+    if not rows or not metrics:
+        return None
+    columns: list[list[Cell]] = []
+    for how in metrics:
+        trio: tuple[list[Cell], list[Cell], list[Cell]] = ([], [], [])
+        for row in rows:
+            ours, theirs = row.stat(how.name), paper_values(section, row).get(how.name)
+            trio[0].append(_cell(how, ours))
+            trio[1].append(Cell(theirs[0].text if theirs else NOTHING))
+            trio[2].append(Cell(_minus(how.text(ours.mean - theirs[0].mean, sign=True)) if theirs else NOTHING))
+        columns += trio
+    numbers = sorted({number for row in rows for _, number in paper_values(section, row).values()})
+    where = "Table " + str(numbers[0]) if len(numbers) == 1 else "Tables " + " and ".join(map(str, numbers))
+    notes = [
+        "Difference: ours less the paper's. Source network, data and images may differ from the paper's: see what was run.",
+        *dict.fromkeys(f"Paper's Table {t.number}: {t.over}." for t in tables if t.over),
+        *(remark for t in tables for remark in t.remarks),
+    ]
+    severity = section.manifest.get("severity")
+    if not section.gradual and isinstance(severity, int) and severity != 5:
+        notes.insert(0, f"The paper's numbers are for severity 5; these runs are at severity {severity}.")
+    return Table(
+        name=f"{section.slug}-paper",
+        title=f"Beside the paper's {where}, {section.title}",
+        corner="Method",
+        columns=tuple(f"{how.title} {what}" for how in metrics for what in ("ours", "paper", "difference")),
+        lines=_lines(rows, columns),
+        notes=tuple(notes),
+    )
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "−")
+
+
+def _published_table(section: Section, table: Published) -> Table:
+    domains = [d for d in section.domains if d in CORRUPTIONS] or list(CORRUPTIONS)
+    names = list(table.scores)
+    columns = [[Cell(table.by_domain[name][CORRUPTIONS.index(domain)]) for name in names] for domain in domains]
+    means = [table.scores[name]["error"].text.partition(" ") for name in names]
+    columns.append([Cell(mean, std) for mean, _, std in means])
+    marked = _mark(columns)
+    first = next(n for n, name in enumerate(names) if name.startswith("PETAL"))
+    lines = (Line(name, tuple(c[n] for c in marked), rule=n == first) for n, name in enumerate(names))
+    return Table(
+        name=f"{section.slug}-paper-table-{table.number}",
+        title=f"The paper's Table {table.number}: error (%), {table.title}",
+        corner="Method",
+        columns=(*(short(domain) for domain in domains), "Mean"),
+        lines=tuple(lines),
+        notes=(f"In brackets: {table.over}.", "TENT-online is told when the domain changes."),
+        wide=True,
+    )
+
+
+def tables(section: Section, metrics: Iterable[str] = ("error",), paper: bool = False) -> list[Table]:
+    """The tables of a section: one by domain for each metric, all scores, what it took, and the paper's if asked for."""
+    found = [domain_table(section, metric) for metric in metrics]
+    found.append(metric_table(section))
+    if paper:
+        found += paper_tables(section)
+    return [*found, cost_table(section)]
+
+
+def summary(section: Section) -> str:
+    """One sentence with the result."""
+    best, rows = section.best(), [row for row in section.rows if row.jobs]
+    if best is None:
+        return "No finished run yet."
+    error = METRICS["error"]
+    text = f"Lowest error: {best.label}, {error.text(best.stat('error').mean)} %"
+    others = [row for row in rows if row is not best]
+    named = [row for row in others if row.method == "source"][:1]
+    second = min((row for row in others if row not in named), key=lambda row: row.stat("error").mean, default=None)
+    parts = [f"{row.label} {error.text(row.stat('error').mean)} %" for row in (second, *named) if row is not None]
+    return f"{text} ({'; '.join(parts)})." if parts else f"{text}."
+
+
+def provenance(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
+    """What was run: for each folder its name and (setting, value) pairs from the manifest."""
+    return [(folder.name, _settings(folder.manifest)) for folder in report.folders]
+
+
+def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    known = ("recipe", "fidelity", "created", "command", "device", "device_name", "engine", "severity", "batch_size", "images", "orders",
+             "seeds", "data", "weights", "posterior", "versions")  # fmt: skip
+    names = [n for n in known if n in manifest] + [n for n in manifest if n not in (*known, "format", "jobs", "classes")]
+    pairs: list[tuple[str, str]] = []
+    for name in names:
+        value = manifest[name]
+        if name == "command" and isinstance(value, list):
+            value = " ".join(map(str, value))
+        inner = flatten(value) if isinstance(value, dict) else {"": value}
+        pairs += [(f"{name.replace('_', ' ')} {key}".strip(), _said(v)) for key, v in inner.items()]
+    return pairs
+
+
+def _said(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_said, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def options_table(section: Section) -> Table:
+    """The arguments of each method as they were used."""
+    lines = []
+    for row in section.rows:
+        options = ", ".join(f"{name}={_said(value)}" for name, value in flatten(dict(row.options)).items())
+        what = f"{row.method}" + (f", {row.fidelity} fidelity" if row.fidelity else "")
+        lines.append(Line(row.label, (Cell(what), Cell(options or "none given"), Cell(_seeds(row)))))
+    return Table(f"{section.slug}-options", f"Settings, {section.title}", "Row", ("method", "options", "orders and seeds"),
+                 tuple(lines))  # fmt: skip
+
+
+def _seeds(row: Row) -> str:
+    jobs = row.jobs or row.unfinished
+    orders, seeds = (list(dict.fromkeys(getattr(j, name) for j in jobs if getattr(j, name))) for name in ("order", "seed"))
+    parts = [f"{'order' if len(v) == 1 else 'orders'} {', '.join(v)}" if k == "order" else
+             f"{'seed' if len(v) == 1 else 'seeds'} {', '.join(v)}" for k, v in (("order", orders), ("seed", seeds)) if v]
+    return "; ".join(parts) or NOTHING

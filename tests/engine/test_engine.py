@@ -1,0 +1,239 @@
+"""The engine against the plain code: same predictions, same weights, whatever is compiled."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import petal
+from networks import NETWORKS, images, network
+from petal.engine import Policy, passes, policy_for
+from petal.engine.flat import Layout
+from petal.engine.teacher import TeacherEngine
+from test_golden import CASES, differences
+
+COMPILED = Policy(compile=True, compile_after=1)
+
+
+def make(kind: str, model: nn.Module, **options: object) -> petal.Adapter:
+    """Gates that open on every batch: until they do, the gradient is rounding noise (see `Petal`)."""
+    if kind == "petal":
+        q = petal.DiagonalGaussian.isotropic(model, std=0.05)
+        settings = {"views": 4, "confidence": 2.0, "prior_weight": 1e-4, "restore": petal.Fisher(0.1), "ema": 0.9}
+        return petal.Petal(model, q, **(settings | options))
+    if kind == "cotta":
+        return petal.CoTTA(model, **({"views": 4, "confidence": 2.0, "restore": None, "ema": 0.9} | options))
+    return petal.METHODS[kind](model, **options)
+
+
+def compare(kind: str, net: str, policy: Policy, tolerance: float = 2e-4, **options: object) -> petal.Adapter:
+    plain = make(kind, network(net), **options)
+    fast = petal.accelerate(make(kind, network(net), **options), policy=copy.copy(policy))
+    for seed in range(5):
+        expected, got = plain(images(seed=seed)), fast(images(seed=seed))
+        assert torch.allclose(expected, got, atol=tolerance), (seed, (expected - got).abs().max())
+        assert plain.views_used == fast.views_used
+        assert abs(float(plain.restored) - float(fast.restored)) < 2e-3
+    for (name, a), (other, b) in zip(plain.model.named_parameters(), fast.model.named_parameters(), strict=True):
+        assert name == other
+        assert (a - b).abs().mean() < tolerance
+    assert plain.state_dict().keys() == fast.state_dict().keys()
+    return fast
+
+
+@pytest.mark.parametrize("net", NETWORKS)
+@pytest.mark.parametrize("kind", petal.METHODS)
+def test_agrees_without_compilation(kind: str, net: str) -> None:
+    if kind == "bn" and net != "batch-norm":
+        pytest.skip("BatchNorm needs batch norm")
+    compare(kind, net, Policy())
+
+
+@pytest.mark.parametrize("kind", ["petal", "tent"])
+def test_agrees_compiled(kind: str) -> None:
+    compare(kind, "batch-norm", COMPILED)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"gate": "sample", "average": "probs"}, {"gate": "batch", "average": "logits"}, {"loss": "symmetric"},
+     {"restore": None}, {"restore": petal.Fisher(0)}, {"prior_weight": 0.0}, {"steps": 2}, {"augment": lambda x: x.flip(-1)},
+     {"augment": petal.Views(per_sample=True)}],
+)  # fmt: skip
+def test_agrees_for_every_option(options: dict[str, object]) -> None:
+    compare("petal", "batch-norm", Policy(), **options)
+
+
+def test_no_views_no_augmentation() -> None:
+    adapter = petal.accelerate(make("petal", network(), views=0, augment=lambda x: 1 / 0), policy=Policy())
+    adapter(images())
+    assert not adapter.views_used
+
+
+def test_a_gate_by_sample_opens_for_the_same_samples() -> None:
+    options = {"gate": "sample", "average": "probs", "confidence": 0.5, "lr": 0.0}
+    plain = make("petal", network(), **options)
+    fast = petal.accelerate(make("petal", network(), **options), policy=Policy())
+    for seed in range(3):
+        x = images(seed=seed)
+        assert 0 < plain.needs_views(x).sum() < len(x)
+        assert torch.allclose(plain(x), fast(x), atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [lambda p, lr: torch.optim.SGD(p, lr=lr), lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9),
+     lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9, nesterov=True), lambda p, lr: torch.optim.AdamW(p, lr=lr),
+     lambda p, lr: torch.optim.Adam(p, lr=lr, betas=(0.5, 0.9), eps=1e-4), lambda p, lr: torch.optim.RMSprop(p, lr=lr)],
+)  # fmt: skip
+def test_agrees_for_every_optimizer(optimizer: object) -> None:
+    fast = compare("petal", "batch-norm", Policy(), optimizer=optimizer, lr=1e-3)
+    plain = make("petal", network(), optimizer=optimizer, lr=1e-3)
+    plain.load_state_dict(fast.state_dict())  # the states are of one kind: either continues the other
+    assert torch.allclose(plain(images(seed=9)), fast(images(seed=9)), atol=2e-4)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case != "tent"])
+def test_golden_steps_in_float64(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's arithmetic is the algorithm's: in float64, which users get eager, it agrees to the last digits."""
+
+    def executed(model: nn.Module, q: petal.DiagonalGaussian) -> petal.Adapter:
+        adapter = original(model, q)
+        adapter.execute_with(TeacherEngine(adapter, Policy()))
+        return adapter
+
+    original = CASES[case]
+    monkeypatch.setitem(CASES, case, executed)
+    logits, weights = differences(case, torch.float64)
+    assert max(logits) < 1e-9
+    assert weights.max() < 1e-9
+
+
+@pytest.mark.parametrize("case", ["petal_fim_views", "tent"])
+def test_golden_steps_in_float32(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels-last batch norm rounds ten times more than the other layout: few weights end on another side of γ."""
+    original = CASES[case]
+    monkeypatch.setitem(CASES, case, lambda model, q: petal.accelerate(original(model, q), policy=Policy()))
+    logits, weights = differences(case, torch.float32)
+    assert max(logits) < 1e-3
+    assert (weights < 1e-4).double().mean() > 0.95
+
+
+def test_stochastic_restores_its_share() -> None:
+    adapter = petal.accelerate(make("cotta", network(), restore=petal.Stochastic(0.3)), policy=Policy())
+    adapter(images())
+    back = [(p == s).float().flatten() for p, s in zip(adapter.model.parameters(), adapter.source.parameters(), strict=True)]
+    assert abs(float(adapter.restored) - 0.3) < 0.05
+    assert abs(torch.cat(back).mean() - 0.3) < 0.05
+    everything = petal.accelerate(make("petal", network(), restore=petal.Stochastic(1.0)), policy=Policy())
+    everything(images())
+    pairs = zip(everything.model.parameters(), everything.source.parameters(), strict=True)
+    assert all(torch.equal(p, s) for p, s in pairs)
+
+
+def test_a_shape_is_compiled_when_it_comes_again_and_a_short_batch_is_not() -> None:
+    adapter = make("petal", network())
+    petal.accelerate(adapter, policy=Policy(compile=True, compile_after=2, options={"backend": "eager"}))
+    engine = adapter.executor
+    assert isinstance(engine, TeacherEngine)
+    for count in (12, 12, 7, 12):
+        adapter(images(count))
+    compiled = {tuple(shape): program.compiled for shape, program in engine.programs.items()}
+    assert compiled == {(12, 3, 8, 8): True, (7, 3, 8, 8): False}
+
+
+def test_a_known_batch_shape_is_compiled_at_once_and_no_other() -> None:
+    policy = policy_for(torch.device("cpu"), (12, 3, 8, 8))
+    policy.options["backend"] = "eager"
+    adapter = petal.accelerate(make("petal", network()), policy=policy)
+    for count in (7, 7, 12):
+        adapter(images(count))
+    compiled = {tuple(shape): program.compiled for shape, program in adapter.executor.programs.items()}
+    assert compiled == {(7, 3, 8, 8): False, (12, 3, 8, 8): policy.compile}
+
+
+def test_a_changed_setting_takes_effect() -> None:
+    adapter = petal.accelerate(make("petal", network()), policy=Policy())
+    adapter(images())
+    adapter.views = 3
+    calls: list[int] = []
+    adapter.augment = lambda x: (calls.append(1), x)[1]
+    adapter._augment_draws = False
+    adapter(images())
+    assert len(calls) == 3
+
+
+def test_back_to_eager_goes_on_from_the_same_state() -> None:
+    fast, plain = make("petal", network()), make("petal", network())
+    petal.accelerate(fast, policy=Policy())
+    for seed in range(3):
+        fast(images(seed=seed)), plain(images(seed=seed))
+    petal.accelerate(fast, "eager")
+    assert fast.executor is None
+    assert torch.allclose(fast(images(seed=3)), plain(images(seed=3)), atol=2e-4)
+
+
+def test_engines_by_name() -> None:
+    adapter = make("petal", network())
+    assert petal.accelerate(adapter, "auto") is adapter
+    assert adapter.executor is not None
+    with pytest.raises(petal.ConfigError, match="'auto', 'eager', got 'warp'"):
+        petal.accelerate(adapter, "warp")
+    double = petal.accelerate(petal.Tent(network(dtype=torch.float64)))
+    assert double.executor is None
+
+    class Mine(petal.Tent):
+        pass
+
+    assert petal.accelerate(Mine(network())).executor is None
+
+
+def test_layout_keeps_names_shapes_and_values() -> None:
+    model = network()
+    before = {k: v.clone() for k, v in model.named_parameters()}
+    flat = Layout.of(before).adopt(model)
+    assert flat.numel() == sum(v.numel() for v in before.values())
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name])
+        assert p.data_ptr() >= flat.data_ptr()
+    flat.zero_()
+    assert all((p == 0).all() for p in model.parameters())
+    assert model.conv1.weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_rules_that_the_pass_does_not_know_are_left_to_torch() -> None:
+    parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))]
+    rule = passes.Rule.of
+    assert rule(torch.optim.Adam(parameters)).kind == "adam"
+    assert rule(torch.optim.SGD(parameters, lr=0.1, momentum=0.5)).beta1 == 0.5
+    assert rule(torch.optim.Adam(parameters, weight_decay=0.1)) is None
+    assert rule(torch.optim.Adam(parameters, amsgrad=True)) is None
+    assert rule(torch.optim.AdamW(parameters)) is None
+    assert rule(torch.optim.SGD([{"params": parameters[:1]}, {"params": parameters[1:], "lr": 1}], lr=0.1)) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("net", NETWORKS)
+@pytest.mark.parametrize("kind", petal.METHODS)
+def test_agrees_on_a_gpu(kind: str, net: str) -> None:
+    """bfloat16 against float32: close in the mean, and the same labels nearly everywhere."""
+    if kind == "bn" and net != "batch-norm":
+        pytest.skip("BatchNorm needs batch norm")
+    plain = make(kind, network(net).cuda())
+    fast = petal.accelerate(make(kind, network(net).cuda()))
+    agree: list[Tensor] = []
+    for seed in range(6):
+        x = images(64, seed=seed).cuda()
+        expected, got = plain(x), fast(x)
+        assert (expected.softmax(1) - got.softmax(1)).abs().mean() < 0.02
+        agree.append((expected.argmax(1) == got.argmax(1)).float().mean())
+    assert torch.stack(agree).mean() > 0.95
+    state = fast.state_dict()
+    nan = images(64).cuda()
+    nan[0, 0, 0, 0] = float("nan")
+    with pytest.raises(petal.InputError, match="1 of 64"):
+        fast(nan)
+    assert all(torch.equal(v, state[k]) for k, v in fast.state_dict().items())
+    fast(images(5).cuda())
+    fast.reset()
