@@ -8,11 +8,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from oracle import network as oracle_network
-from oracle.algorithm import NumpyCoTTA, NumpyPetal, NumpyPseudoLabel, NumpyTent
 from torch import Tensor, nn
 
 import petal
+from oracle import network as oracle_network
+from oracle.algorithm import NumpyCoTTA, NumpyPetal, NumpyPseudoLabel, NumpyTent
 
 BATCHES = 5
 TOLERANCE = 1e-9

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from networks import NETWORKS, images, network
 from torch import Tensor, nn
 
 import petal
+from networks import NETWORKS, images, network
 
 VIEWS = 4
 
@@ -221,6 +221,12 @@ class TestAdaptingMethods:
         with pytest.raises(petal.InputError):
             adapter(torch.rand(12, 2, 8, 8))
         assert same(before, adapter.state_dict())
+
+    def test_a_state_without_its_optimizer_is_refused(self, method: str, net: str) -> None:
+        adapter = MAKE[method](network(net))
+        state = {key: value for key, value in adapter.state_dict().items() if not key.startswith("optimizer.")}
+        with pytest.raises(petal.ConfigError, match=r"missing 'optimizer.group.0.lr'"):
+            adapter.load_state_dict(state)
 
     def test_optimizer_factory_is_used(self, method: str, net: str) -> None:
         def sgd(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from networks import images, network
 from torch import Tensor
 
 import petal
+from networks import images, network
 
 
 def point_posterior(model: torch.nn.Module) -> petal.DiagonalGaussian:
@@ -19,7 +19,8 @@ def same_weights(left: torch.nn.Module, right: torch.nn.Module) -> bool:
 @pytest.mark.parametrize("net", ["batch-norm", "group-norm", "vit"])
 def test_petal_without_prior_is_cotta(net: str) -> None:
     model = network(net)
-    common = {"views": 4, "confidence": 0.9, "restore": petal.Stochastic(0.2), "gate": "batch", "average": "logits", "seed": 7}
+    common = {"views": 4, "confidence": 0.9, "restore": petal.Stochastic(0.2), "gate": "batch", "average": "logits"}
+    common["seed"] = 7
     left = petal.Petal(model, point_posterior(model), prior_weight=0, **common)
     right = petal.CoTTA(model, **common)
     for seed in range(6):

@@ -1,7 +1,11 @@
 """Lifelong test-time adaptation: a classifier in service that keeps adapting, stays calibrated and does not forget."""
 
+from petal import data, models
 from petal._version import __version__
 from petal.augment import Views
+from petal.checkpoint import load, save
+from petal.corruptions import CORRUPTIONS, VALIDATION_CORRUPTIONS, corrupt
+from petal.data import open_dataset, streams
 from petal.engine import accelerate
 from petal.errors import ConfigError, DataError, InputError, ModelError, PetalError, PetalWarning, PosteriorError
 from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
@@ -10,7 +14,9 @@ from petal.posterior import DiagonalGaussian, fit_swag
 from petal.restore import Fisher, Stochastic
 
 __all__ = [
+    "CORRUPTIONS",
     "METHODS",
+    "VALIDATION_CORRUPTIONS",
     "Adapter",
     "BatchNorm",
     "CoTTA",
@@ -35,9 +41,16 @@ __all__ = [
     "Views",
     "__version__",
     "accelerate",
+    "corrupt",
+    "data",
     "evaluate",
     "fit_swag",
     "iter_evaluate",
+    "load",
+    "models",
+    "open_dataset",
     "predict",
+    "save",
+    "streams",
     "summarize",
 ]

@@ -95,7 +95,8 @@ def write_run(
                 if samples:
                     write_samples(here, order, row)
     whole = {
-        "format": "petal-run-1", "recipe": "cifar10", "title": "CIFAR10-to-CIFAR10C", "fidelity": "official", "created": "2026-01-02T03:04:05+00:00",
+        "format": "petal-run-1", "recipe": "cifar10", "title": "CIFAR10-to-CIFAR10C", "fidelity": "official",
+        "created": "2026-01-02T03:04:05+00:00",
         "command": ["petal", "run", "cifar10"], "versions": {"petal": "0.1", "torch": "2.13.0", "python": "3.11.9"},
         "device": "NVIDIA H200", "engine": "auto", "seeds": list(seeds), "orders": [name for name, _ in orders],
         "severity": 5, "batch_size": 40, "images": 240,

@@ -7,10 +7,16 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from petal import __version__
 from petal.cli import bench
 from petal.cli.corrupt import corrupt
+from petal.cli.demo import demo
+from petal.cli.fit import fit
+from petal.cli.report import report
+from petal.cli.run import run
+from petal.cli.tune import tune
 from petal.errors import PetalError
 
 app = typer.Typer(
@@ -19,7 +25,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(corrupt)
+for command in (demo, run, report, fit, tune, corrupt):
+    app.command()(command)
 app.add_typer(bench.app, name="bench")
 
 
@@ -44,7 +51,7 @@ def main() -> None:
     try:
         app()
     except PetalError as error:
-        Console(stderr=True, highlight=False).print(f"[bold red]petal:[/bold red] {error}", markup=True)
+        Console(stderr=True, highlight=False).print(f"[bold red]petal:[/bold red] {escape(str(error))}", soft_wrap=True)
         sys.exit(2)
     except KeyboardInterrupt:
         Console(stderr=True).print("\npetal: interrupted")

@@ -56,7 +56,7 @@ def bench_steps(
 @app.command("corruptions")
 def bench_corruptions(
     images: Annotated[int, typer.Option(help="How many images.", min=1)] = 10_000,
-    size: Annotated[int, typer.Option(help="Side of the images; from 64 on the ImageNet profile is used.", min=8)] = 32,
+    size: Annotated[int, typer.Option(help="Side of the images; above 96 the ImageNet profile is used.", min=8)] = 32,
     severity: Annotated[int, typer.Option(min=1, max=5)] = 5,
     device: Device = "auto",
     out: Json = None,
@@ -64,8 +64,7 @@ def bench_corruptions(
     """Seconds to corrupt a set of images by each of the fifteen corruptions."""
     with console.status("measuring"):
         rows = corruption_bench.run(
-            images=images, size=size, profile="imagenet" if size >= 64 else "cifar", severity=severity,
-            device=choose_device(device),
+            images=images, size=size, severity=severity, device=choose_device(device)
         )  # fmt: skip
     _write(out, "corruptions", [dict(row) for row in rows])
     console.print(corruption_bench.table(rows))
@@ -73,14 +72,14 @@ def bench_corruptions(
 
 def step_table(rows: list[steps.Row]) -> Table:
     """The rows as a table for the terminal."""
-    table = Table(title=f"Adaptation steps on {rows[0].device}, medians of {rows[0].batches} batches" if rows else None)
-    for name in ("method", "engine", "network", "batch", "K", "gate"):
-        table.add_column(name)
+    title = f"Adaptation steps on {rows[0].device}, medians of {rows[0].batches} batches" if rows else None
+    table = Table("step", title=title, box=None, pad_edge=False)
     for name in ("ms a batch", "images/s", "TFLOP/s", "of matrix rate", "peak MiB", "warm-up s"):
         table.add_column(name, justify="right")
     for r in rows:
+        views = f", K {r.views} {r.gate}" if r.gate != "none" else ""
         table.add_row(
-            r.method, r.engine, r.network, str(r.batch), str(r.views), r.gate, f"{r.ms:.1f}", f"{r.images_per_second:,.0f}",
+            f"{r.method} {r.engine}, {r.network}, batch {r.batch}{views}", f"{r.ms:.1f}", f"{r.images_per_second:,.0f}",
             f"{r.tflop_per_second:.2f}", f"{r.matrix_share:.0%}", f"{r.peak_mib:,.0f}" if r.peak_mib else "",
             f"{r.warmup_seconds:.1f}",
         )  # fmt: skip

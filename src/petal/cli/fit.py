@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 
 from petal import models
-from petal.cli.options import fit_bars, open_train, pick_device, shown_warnings
+from petal.cli.common import choose_device
+from petal.cli.options import fit_bars, open_train, shown_warnings
 from petal.data import open_dataset
 from petal.errors import ConfigError
 from petal.recipes import FitSettings, recipe
@@ -61,7 +62,7 @@ def fit(
         if chosen is None or not chosen.builtin:
             raise ConfigError("give the training images: --data")
         data, test_data = "digits", test_data or "digits"
-    place = pick_device(device)
+    place = choose_device(device)
     train_set = open_train(data)
     test_set = None if test_data is None else open_dataset(test_data)
     name = network or (chosen.network if chosen is not None else "")

@@ -21,19 +21,6 @@ from petal.recipes import Recipe, fit
 from petal.recipes.fit import TrainProgress
 
 
-def pick_device(name: str) -> torch.device:
-    """The device called `name`; "auto" is a GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"there is no device {name!r}: use auto, cpu or cuda") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("torch finds no GPU here: use --device cpu")
-    return device
-
-
 def numbers(texts: Sequence[str] | None, what: str) -> list[int]:
     """Whole numbers from `1`, `1,3`, `1-5`, in their order, each once.
 
@@ -62,8 +49,9 @@ def shown_warnings(console: Console) -> Iterator[None]:
     before = warnings.showwarning
 
     def show(
-        message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: str | None = None
-    ) -> None:
+        message: Warning | str, category: type[Warning], filename: str, lineno: int,
+        file: Any = None, line: str | None = None,
+    ) -> None:  # fmt: skip
         if not issubclass(category, PetalWarning):
             before(message, category, filename, lineno, file, line)
         elif str(message) not in seen:

@@ -70,6 +70,9 @@ def report(
     ] = None,
     paper: Annotated[bool, typer.Option("--paper", help="Show the paper's own numbers beside these.")] = False,
     title: Annotated[str | None, typer.Option(help="Title of the report.", show_default=False)] = None,
+    note: Annotated[
+        list[str] | None, typer.Option(help="Words of your own, shown on top; may be given again.", show_default=False)
+    ] = None,
 ) -> None:
     """Show run folders as the paper's tables, as figures and as a page."""
     console = Console()
@@ -78,7 +81,7 @@ def report(
         if out is not None:
             raise ConfigError(f"cannot tell the format of {out} from its name; say it with --format")
         chosen = Format.terminal
-    loaded = reports.load(*runs, title=title)
+    loaded = reports.load(*runs, title=title, notes=note or ())
     metrics = [metric.value] if metric else ["error"] if chosen in _FIRST else list(reports.METRICS)
     links: dict[str, list[tuple[str, str, str]]] = {}
     if figures is not None:

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import TaskID
 
+from petal.cli.common import choose_device
 from petal.cli.options import (
     bar,
     command_line,
     load_posterior,
     numbers,
     open_test,
-    pick_device,
     shown_warnings,
     source_network,
     source_on_the_spot,
@@ -52,7 +52,7 @@ def run(
         typer.Option("--method", "-m", help="A row of the table; may be repeated. Default: the eight of Table 1. Also: "
                      "petal-none, petal-sres-0.03, and the methods of a plugin."),
     ] = None,
-    order: Annotated[list[str] | None, typer.Option(help="Published orders: 1, or 1,3 or 1-10. Default: the paper's.")] = None,
+    order: Annotated[list[str] | None, typer.Option(help="Published orders: 1, or 1,3 or 1-10.")] = None,
     seed: Annotated[list[str] | None, typer.Option(help="Seeds, as 0 or 0,2 or 0-4.")] = None,
     severity: Annotated[int | None, typer.Option(min=1, max=5, help="Severity. Default: 5.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images a batch. Default: the recipe's.")] = None,
@@ -94,7 +94,7 @@ def run(
     table = pick_rows(known, method or TABLE_1)
     jobs = jobs_for(table, numbers(order, "--order") or chosen.numbers, numbers(seed, "--seed") or [0])
     folder = out or Path("runs") / chosen.name
-    place = pick_device(device)
+    place = choose_device(device)
     with shown_warnings(console):
         images_at = open_test(chosen, data, corrupted, ids)
         if chosen.builtin and weights is None and network is None:

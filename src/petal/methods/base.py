@@ -4,6 +4,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Integral, Real
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -289,6 +290,8 @@ class Adapter(nn.Module):
             return {}
         nested = self._make_optimizer(list(self.adapted.values()), self.lr).state_dict()
         numbers = {name: number for number, name in enumerate(self.adapted)}
+        expected = [key for key in self._optimizer_state() if key.startswith("optimizer.group.")]
+        problems += [f"missing {key!r}" for key in expected if key not in state]
         for key, value in state.items():
             if key.startswith("optimizer.state."):
                 name, _, entry = key.removeprefix("optimizer.state.").rpartition(".")
@@ -331,8 +334,8 @@ def check_batch(x: Tensor, device: torch.device, dtype: torch.dtype, values: boo
 
 def check_number(name: str, value: float, low: float = -math.inf, high: float = math.inf, whole: bool = False) -> None:
     """Raise a ConfigError that names the setting unless the value is a number in [low, high]."""
-    kinds: tuple[type, ...] = (int,) if whole else (int, float)
-    if not isinstance(value, kinds) or isinstance(value, bool) or not low <= value <= high or math.isinf(value):
+    kind = Integral if whole else Real  # NumPy's numbers are of these kinds too
+    if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high or math.isinf(value):
         what = "a whole number" if whole else "a number"
         limits = f" from {low:g}" * (low > -math.inf) + f" to {high:g}" * (high < math.inf)
         raise ConfigError(f"{name} must be {what}{limits}, got {value!r}")

@@ -23,7 +23,7 @@ from petal.report.tables import short
 
 FILE_TYPES = ("png", "svg", "pdf")
 
-_WIDTH = 9.0
+WIDTH = 9.0
 _FEW = 0.002   # bins of the reliability diagram with a smaller share of the samples are mostly noise
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
@@ -80,16 +80,20 @@ class Drawing:
         stream = io.BytesIO()
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
         with mpl.rc_context(_STYLE), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph")   # class names in scripts that the font lacks
+            warnings.filterwarnings("ignore", message="Glyph")
             self.figure.savefig(stream, format=kind, dpi=200, metadata=metadata)
         return stream.getvalue()
 
 
 def draw(section: Section) -> list[Drawing]:
     """Every figure that the records of a section can give."""
-    with mpl.rc_context(_STYLE):
-        drawings = [make(section) for make in FIGURES.values()]
-    return [drawing for drawing in drawings if drawing is not None]
+    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")   # class names in scripts that the font lacks
+        drawings = [drawing for make in FIGURES.values() if (drawing := make(section)) is not None]
+        for drawing in drawings:   # laid out once, so that every file of a figure is the same
+            drawing.figure.draw_without_rendering()
+            drawing.figure.set_layout_engine("none")
+    return drawings
 
 
 def write_figures(
@@ -118,7 +122,7 @@ def write_figures(
 # What the figures share
 
 
-def _figure(height: float, width: float = _WIDTH) -> Figure:
+def _figure(height: float, width: float = WIDTH) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
@@ -197,6 +201,11 @@ def _legible(label: str) -> str:
     return f" {label}" if label.startswith("_") else label   # matplotlib leaves out labels that start with _
 
 
+def _brief(domain: str) -> str:
+    name = short(domain)
+    return name if len(name) <= 20 else f"{name[:19]}…"
+
+
 def _domains(axes: Axes, section: Section, names: bool = True) -> None:
     """Boundaries of the domains, with their names above."""
     along = _along(section)
@@ -220,7 +229,7 @@ def _domains(axes: Axes, section: Section, names: bool = True) -> None:
             axes.axvline(left, color="#999999", linewidth=0.6, zorder=0)
         if names:
             straight = len(visits) <= 6
-            axes.annotate(short(name), ((left + right) / 2, 1.0), (0, 3), xycoords=("data", "axes fraction"),
+            axes.annotate(_brief(name), ((left + right) / 2, 1.0), (0, 3), xycoords=("data", "axes fraction"),
                           textcoords="offset points", rotation=0 if straight else 50, ha="center" if straight else "left",
                           va="bottom", fontsize=8.5, annotation_clip=False, rotation_mode="anchor")  # fmt: skip
 
@@ -281,7 +290,7 @@ def heatmap(section: Section, metric: str = "error") -> Drawing | None:
         return None
     names = [*section.domains, None]
     values = np.array([[row.stat(metric, name).mean * how.scale for name in names] for row in rows])
-    figure = _figure(1.2 + 0.36 * len(rows), max(_WIDTH, 2.5 + 0.46 * len(names)))
+    figure = _figure(1.2 + 0.36 * len(rows), max(WIDTH, 2.5 + 0.46 * len(names)))
     axes = figure.subplots()
     known = values[np.isfinite(values)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
@@ -291,9 +300,10 @@ def heatmap(section: Section, metric: str = "error") -> Drawing | None:
         red, green, blue, _ = image.cmap(image.norm(value))
         dark = 0.299 * red + 0.587 * green + 0.114 * blue < 0.5
         text = "–" if math.isnan(value) else f"{value:.1f}" if how.scale == 100 else f"{value:.2f}"
-        bold = "bold" if np.isfinite(value) and value == np.nanmin(values[:, x]) and len(rows) > 1 else "normal"
-        axes.text(x, y, text, ha="center", va="center", fontsize=8, color="white" if dark else "black", fontweight=bold)
-    headings = [short(name) if name else "Mean" for name in names]
+        best = np.isfinite(value) and value == np.nanmin(values[:, x]) < np.nanmax(values[:, x])
+        axes.text(x, y, text, ha="center", va="center", fontsize=8, color="white" if dark else "black",
+                  fontweight="bold" if best else "normal")  # fmt: skip
+    headings = [_brief(name) if name else "Mean" for name in names]
     axes.set_xticks(range(len(names)), headings, rotation=50, ha="left", rotation_mode="anchor")
     axes.xaxis.tick_top()
     axes.set_yticks(range(len(rows)), [row.label for row in rows])
@@ -326,13 +336,16 @@ def reliability(section: Section) -> Drawing | None:
         accuracy, mean = np.where(some, correct / safe, np.nan), np.where(some, confidence / safe, np.nan)
         width = 1 / len(count)
         panel.bar(edges[:-1], count / count.sum(), width=width, align="edge", color="#cfcfcf", linewidth=0, zorder=1)
-        many = count >= _FEW * count.sum()
+        many = count >= max(_FEW * count.sum(), 20)
         panel.bar(edges[:-1][many], (mean - accuracy)[many], bottom=accuracy[many], width=width, align="edge",
                   facecolor="#F3C9A5", edgecolor="#D55E00", hatch="////", linewidth=0.4, zorder=2, alpha=0.8)  # fmt: skip
         panel.plot([0, 1], [0, 1], color="#444444", linewidth=1, linestyle=(0, (4, 2)), zorder=3)
-        panel.plot(mean[many], accuracy[many], color="#0072B2", marker="o", markersize=3.2, linewidth=1.4, zorder=4)
-        panel.plot(mean[some & ~many], accuracy[some & ~many], color="#0072B2", marker="o", markersize=3.2, linestyle="none",
-                   markerfacecolor="white", markeredgewidth=0.8, zorder=4)  # fmt: skip
+        full: dict[str, Any] = {"linewidth": 1.4}
+        hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "white", "markeredgewidth": 0.8}
+        for which, look in ((many, full), (some & ~many, hollow)):
+            if which.any():
+                panel.plot(mean[which], accuracy[which], color="#0072B2", marker="o", markersize=3.2, zorder=4,
+                           clip_on=False, **look)  # fmt: skip
         panel.set_title(f"{row.label}\nECE {METRICS['ece'].text(row.stat('ece').mean)}", fontsize=8.5)
         panel.set_xlim(0, 1)
         panel.set_ylim(0, 1)
@@ -344,7 +357,7 @@ def reliability(section: Section) -> Drawing | None:
     figure.supylabel("accuracy", fontsize=9.5)
     figures = "; ".join(f"{row.label} {METRICS['ece'].text(row.stat('ece').mean)}" for row in rows)
     caption = ("Accuracy (line) against confidence; on the dashed diagonal a method is as often right as it says. "
-               f"Hatched: the gap. Hollow: bins with less than {_FEW:.1%} of the samples. Grey: share of the samples with "
+               f"Hatched: the gap. Hollow: bins with fewer than 20 samples or {_FEW:.1%}. Grey: share of the samples with "
                f"that confidence. ECE: {figures}.")
     return Drawing("reliability", "Reliability", caption, figure)
 
@@ -369,7 +382,8 @@ def weights(section: Section) -> Drawing | None:
         _domains(axes, section, names=number == 0)
     drawn[-1].set_xlabel("batch")
     _legend(figure, list(handles.values()))
-    titles = {"distance": "root mean square distance of the weights from the source", "restored": "share of the weights restored"}
+    titles = {"distance": "root mean square distance of the weights from the source",
+              "restored": "share of the weights restored"}  # fmt: skip
     what = " and ".join(titles[column] for _, column, _, _ in panels)
     last = "; ".join(f"{label} {_last(runs):.3g}" for _, label, runs in moved)
     caption = f"{what[0].upper()}{what[1:]}, batch by batch{_order_note(section)}."
@@ -427,7 +441,7 @@ def samples(section: Section, each: int = 4) -> Drawing | None:
             _picture(panel, section, pictures, chosen, number)
             if not offset:
                 severity = pictures.entries[number].get("severity")
-                title = f"{short(domain)}, severity {severity}" if severity and section.gradual else short(domain)
+                title = f"{_brief(domain)}, severity {severity}" if severity and section.gradual else _brief(domain)
                 panel.set_title(title, loc="left", fontsize=9, fontweight="bold", pad=4)
     names = " and ".join(row.label for row, _ in chosen)
     right = "; ".join(f"{row.label} is right on {sum(map(_right, s.entries))} of {len(s.entries)}" for row, s in chosen)

@@ -89,7 +89,7 @@ def _terminal_cell(line: Line, n: int) -> Text:
 
 def terminal(report: Report, metrics: Iterable[str] = ("error",), paper: bool = False) -> RenderableType:
     """Everything to print, fitted to the width of the terminal when it is printed."""
-    parts: list[RenderableType] = []
+    parts: list[RenderableType] = [Text(note) for note in report.notes]
     for section in report.sections:
         for table in tables(section, metrics, paper):
             parts.append(TerminalTable(table))
@@ -135,7 +135,7 @@ def markdown(
 ) -> str:
     """A page that stands by itself: results, notes, figures if given, and what was run."""
     metrics = tuple(metrics)
-    out = [f"# {escape_markdown(report.title)}", _made_by()]
+    out = [f"# {escape_markdown(report.title)}", _made_by(), *map(escape_markdown, report.notes)]
     for section in report.sections:
         out.append(f"## {escape_markdown(section.title)}")
         out.append(escape_markdown(summary(section)))
@@ -214,7 +214,8 @@ def latex(report: Report, metrics: Iterable[str] = ("error",), paper: bool = Fal
     """Every table as a float; the notes as comments."""
     metrics = tuple(metrics)
     out = [rf"% {_comment(report.title)}", f"% Made by petal report (petal {__version__}).",
-           r"% Needs \usepackage{booktabs} and \usepackage{graphicx}."]
+           r"% Needs \usepackage{booktabs} and \usepackage{graphicx}.",
+           *(f"% {_comment(note)}" for note in report.notes)]
     for section in report.sections:
         out += ["", *(f"% {_comment(note)}" for note in section.notes())]
         for table in tables(section, metrics, paper):
@@ -265,6 +266,7 @@ def to_json(report: Report, metrics: Iterable[str] = tuple(METRICS), paper: bool
         "format": "petal-report-1",
         "title": report.title,
         "petal": __version__,
+        "notes": report.notes,
         "sections": [_section(section, metrics, paper) for section in report.sections],
         "runs": [{"folder": str(folder.path), "manifest": folder.manifest} for folder in report.folders],
     }

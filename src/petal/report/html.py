@@ -8,7 +8,7 @@ from pathlib import Path
 from petal._files import replacing
 from petal._version import __version__
 from petal.errors import DataError
-from petal.report.figures import Drawing, draw
+from petal.report.figures import WIDTH, Drawing, draw
 from petal.report.scores import METRICS, Report, Section, load
 from petal.report.tables import Cell, Line, Table, domain_table, options_table, provenance, summary, tables
 
@@ -58,7 +58,7 @@ table.words th { min-width: 8.5rem; font-weight: 500; }
 table.words td { min-width: 6rem; }
 figure { margin: 1.4rem 0; }
 figure .paper { overflow-x: auto; background: #fff; border: 1px solid var(--line); border-radius: 6px; padding: .6rem; }
-figure img { display: block; width: 100%; min-width: 620px; height: auto; margin: 0 auto; }
+figure img { display: block; height: auto; margin: 0 auto; }
 figcaption { font-size: .9rem; margin-top: .4rem; max-width: 100ch; }
 details summary { cursor: pointer; font-weight: 600; margin: .8rem 0; }
 footer { margin-top: 3rem; font-size: .85rem; color: var(--soft); border-top: 1px solid var(--line); padding-top: .6rem; }
@@ -73,7 +73,7 @@ footer { margin-top: 3rem; font-size: .85rem; color: var(--soft); border-top: 1p
   .scroll, figure .paper { overflow: visible; }
   table { font-size: 7.4pt; } th, td { padding: 1.5pt 2.6pt; }
   th:first-child, table.wide tr > :last-child { position: static; } th:first-child { white-space: normal; }
-  figure .paper { border: 0; padding: 0; } figure img { min-width: 0; max-height: 215mm; object-fit: contain; }
+  figure .paper { border: 0; padding: 0; } figure img { min-width: 0 !important; max-height: 215mm; object-fit: contain; }
   figure, table, .notes { break-inside: avoid; } h2, h3, caption { break-after: avoid; }
 }
 """
@@ -92,11 +92,10 @@ def write_html(
         runs = [runs]
     report = runs if isinstance(runs, Report) else load(*runs)
     path = Path(path)
-    text = html(report, paper=paper, metrics=metrics, title=title)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+            temporary.write_text(html(report, paper=paper, metrics=metrics, title=title), encoding="utf-8")
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror}") from None
     return path
@@ -111,6 +110,7 @@ def html(
     if len(report.sections) == 1:
         links = [("s1", "Results"), ("s1-figures", "Figures"), ("run", "What was run")]
     body = [f"<header><h1>{name}</h1>", f'<p class="soft">{escape(_subtitle(report))}</p>']
+    body += [f"<p>{escape(note)}</p>" for note in report.notes]
     items = [f'<li><a href="#{anchor}">{escape(text)}</a></li>' for anchor, text in links]
     body += ['<nav aria-label="On this page"><ul>', *items, "</ul></nav>"]
     body += ["</header><main>"]
@@ -166,7 +166,8 @@ def _table(table: Table, words: bool = False) -> str:
     label = escape(table.title, quote=True)
     return "\n".join([
         f'<div class="scroll" tabindex="0" role="region" aria-label="{label}"><table class="{kind}">',
-        f"<caption><span>{escape(table.title)}</span></caption>", f"<thead><tr>{''.join(head)}</tr></thead>", "<tbody>", *rows,
+        f"<caption><span>{escape(table.title)}</span></caption>",
+        f"<thead><tr>{''.join(head)}</tr></thead>", "<tbody>", *rows,
         "</tbody></table></div>", *notes,
     ])  # fmt: skip
 
@@ -187,8 +188,10 @@ def _figure(drawing: Drawing) -> str:
     mime = "image/png" if kind == "png" else "image/svg+xml"
     data = base64.b64encode(drawing.render(kind)).decode("ascii")
     alt = escape(f"{drawing.title}. {drawing.caption}", quote=True)
+    share = min(100, round(100 * drawing.figure.get_figwidth() / WIDTH))   # all figures with letters of one size
     return (f'<figure><h3>{escape(drawing.title)}</h3><div class="paper" tabindex="0" role="region" '
-            f'aria-label="{escape(drawing.title, quote=True)}"><img src="data:{mime};base64,{data}" alt="{alt}"></div>'
+            f'aria-label="{escape(drawing.title, quote=True)}"><img src="data:{mime};base64,{data}" alt="{alt}" '
+            f'style="width:{share}%;min-width:{6.2 * share:.0f}px"></div>'
             f"<figcaption>{escape(drawing.caption)}</figcaption></figure>")
 
 

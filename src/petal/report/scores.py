@@ -212,8 +212,10 @@ class Section:
         rows, notes = [row for row in self.rows if row.jobs], []
         for row in self.rows:
             for job in row.unfinished:
-                so_far = "no batch yet" if job.records is None else (
-                    f"{job.batches}{f' of {job.total}' if job.total else ''} batches on disk, error so far {job.records.scores().error:.2%}")
+                so_far = "no batch yet"
+                if job.records is not None:
+                    batches = f"{job.batches} of {job.total}" if job.total else str(job.batches)
+                    so_far = f"{batches} batches on disk, error so far {100 * job.records.scores().error:.2f} %"
                 notes.append(f"Unfinished, and in no average: {row.label}, {_which(job)} ({so_far}).")
         single = [row.label for row in rows if len(row.jobs) == 1]
         if single and len(single) == len(rows):
@@ -263,14 +265,15 @@ class Report:
     folders: tuple[RunFolder, ...]
     sections: tuple[Section, ...]
     title: str = "Lifelong test-time adaptation"
+    notes: tuple[str, ...] = ()
 
 
-def load(*runs: str | Path, title: str | None = None) -> Report:
+def load(*runs: str | Path, title: str | None = None, notes: Iterable[str] = ()) -> Report:
     """Read run folders and sort their jobs into tables.
 
     Jobs share a row if method, options, fidelity and posterior are the same; they share a table if benchmark, data,
     source network, severity, batch size and domains are. The same (order, seed) in two folders gives two rows, never an
-    average of a run with itself. Jobs that are not finished are kept apart.
+    average of a run with itself. Jobs that are not finished are kept apart. `notes` are words of your own, shown on top.
     """
     if not runs:
         raise DataError("nothing to report: give at least one run folder")
@@ -291,7 +294,7 @@ def load(*runs: str | Path, title: str | None = None) -> Report:
     if title is None:
         title = "Lifelong test-time adaptation"
         title += f": {sections[0].title}" if len(sections) == 1 else ""
-    return Report(tuple(folders), tuple(sections), title)
+    return Report(tuple(folders), tuple(sections), title, tuple(notes))
 
 
 def _sections(folders: list[RunFolder]) -> list[Section]:

@@ -74,12 +74,12 @@ def _cell(metric: Metric, found: Stat, std: bool = True) -> Cell:
 
 
 def _mark(columns: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
-    """Mark the lowest value of each column, and those printed the same; a column of one value has no best."""
+    """Mark the lowest value of each column, and those printed the same; where all are the same there is no best."""
     marked = []
     for column in columns:
         values = [_finite(cell.text) for cell in column]
         known = [value for value in values if value is not None]
-        best = min(known) if len(known) > 1 else None
+        best = min(known) if len(set(known)) > 1 else None
         marked.append([Cell(c.text, c.after, v is not None and v == best) for c, v in zip(column, values, strict=True)])
     return marked
 
@@ -263,8 +263,8 @@ def provenance(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
-    known = ("recipe", "fidelity", "created", "command", "device", "device_name", "engine", "severity", "batch_size", "images", "orders",
-             "seeds", "data", "weights", "posterior", "versions")  # fmt: skip
+    known = ("recipe", "title", "fidelity", "created", "command", "device", "device_name", "engine", "severity",
+             "batch_size", "images", "orders", "seeds", "network", "data", "weights", "posterior", "versions")  # fmt: skip
     names = [n for n in known if n in manifest] + [n for n in manifest if n not in (*known, "format", "jobs", "classes")]
     pairs: list[tuple[str, str]] = []
     for name in names:
