@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from petal.engine import accelerate
 from petal.engine.policy import record
 from petal.engine.teacher import TeacherEngine
-from petal.engine.views import draw, make_views
+from petal.engine.views import draw, group_size, make_views
 from petal.errors import ConfigError
 from petal.methods import METHODS, Adapter
 from petal.methods.mean_teacher import MeanTeacher
@@ -139,7 +139,7 @@ def forwards(adapter: Adapter) -> int:
     if isinstance(adapter, MeanTeacher):
         if not adapter.views:
             return 1 + 3
-        return 1 + 1 + 3 + (adapter.views if adapter.confidence > 1 else 0)
+        return 1 + 3 + (adapter.views if adapter.confidence > 1 else 1)
     return 1 if adapter.optimizer is None else 3  # an upper bound for TENT, which needs no weight gradients of matrices
 
 
@@ -158,11 +158,14 @@ def part_times(adapter: Adapter, x: Tensor, count: int = 10) -> dict[str, float]
     with torch.no_grad():
         if isinstance(engine, TeacherEngine):
             program = engine.programs[x.shape]
-            out = {"source": median(program.look) if adapter.views else 0.0, "teacher": median(program.guess)}
-            if opened:
+            out = {"source": median(program.look) if adapter.views else 0.0}
+            if not opened:
+                out["teacher"] = median(program.guess)
+            else:
                 views = adapter.augment
-                out["views"] = adapter.views / 4 * median(
-                    lambda: list(make_views(views, x, *draw(views, x, 4, adapter.generator), program.parts))  # type: ignore[arg-type]
+                group = min(adapter.views, group_size(x))
+                out["views"] = adapter.views / group * median(
+                    lambda: list(make_views(views, x, *draw(views, x, group, adapter.generator), program.parts))  # type: ignore[arg-type]
                 )
                 out["teacher on views"] = adapter.views * median(program.add)
             whole = median(program.adapt)
@@ -170,10 +173,12 @@ def part_times(adapter: Adapter, x: Tensor, count: int = 10) -> dict[str, float]
             out["student"] = whole - out["parameter pass"]
             return out
         out = {"source": median(lambda: adapter.source(x)) if adapter.views else 0.0}
-        out["teacher"] = median(lambda: adapter.teacher(x))
+        teacher = median(lambda: adapter.teacher(x))
         if opened:
             out["views"] = adapter.views * median(lambda: adapter.view(x))
-            out["teacher on views"] = adapter.views * out["teacher"]
+            out["teacher on views"] = adapter.views * teacher
+        else:
+            out["teacher"] = teacher
     target = adapter.teacher(x).detach()
 
     def student() -> None:

@@ -8,7 +8,7 @@ import torch
 import typer
 from rich.console import Console
 
-from petal.cli.options import command_line, load_posterior, shown_warnings, source_network, source_on_the_spot
+from petal.cli.options import command_line, fit_threads, load_posterior, shown_warnings, source_network, source_on_the_spot
 from petal.cli.run import pick_rows, run_all
 from petal.data import open_dataset
 from petal.recipes import TABLE_1, Bench, jobs_for, make_manifest, open_run, recipe, rows
@@ -28,8 +28,8 @@ def demo(
 
     console = Console(quiet=quiet)
     began = time.monotonic()
-    torch.set_num_threads(1)                # the network is small: a second thread costs more than it brings
     chosen = recipe("digits")
+    fit_threads(chosen)
     console.print("[bold]Lifelong test-time adaptation on handwritten digits[/]")
     console.print(
         "A small network learns clean digits. Then 15 corruptions arrive one after the other, without labels and without\n"

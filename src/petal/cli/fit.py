@@ -9,7 +9,7 @@ from rich.console import Console
 
 from petal import models
 from petal.cli.common import choose_device
-from petal.cli.options import fit_bars, open_train, shown_warnings
+from petal.cli.options import fit_bars, fit_threads, open_train, shown_warnings
 from petal.data import open_dataset
 from petal.errors import ConfigError
 from petal.recipes import FitSettings, recipe
@@ -48,9 +48,10 @@ def fit(
     Training that is interrupted continues with its last whole epoch when the command is repeated.
     """
     console = Console(quiet=quiet)
-    if (recipe_name is None) == (network is None) and recipe_name is None:
+    if recipe_name is None and network is None:
         raise ConfigError("say what to fit: --recipe cifar10, or --network wrn-40-2 with --data")
     chosen = None if recipe_name is None else recipe(recipe_name)
+    fit_threads(chosen)
     given = {
         "epochs": epochs, "lr": lr, "batch_size": batch_size, "weight_decay": weight_decay,
         "label_smoothing": label_smoothing, "swag_epochs": swag_epochs, "swag_lr": swag_lr,

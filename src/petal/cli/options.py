@@ -37,6 +37,12 @@ def numbers(texts: Sequence[str] | None, what: str) -> list[int]:
     return list(dict.fromkeys(found))
 
 
+def fit_threads(recipe: Recipe | None) -> None:
+    """One thread for the small network of a built-in recipe: a second one costs it more than it brings."""
+    if recipe is not None and recipe.builtin:
+        torch.set_num_threads(1)
+
+
 def command_line() -> str:
     """The command as it was given."""
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])

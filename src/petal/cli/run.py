@@ -14,6 +14,7 @@ from petal.cli.common import choose_device
 from petal.cli.options import (
     bar,
     command_line,
+    fit_threads,
     load_posterior,
     numbers,
     open_test,
@@ -87,6 +88,7 @@ def run(
     """
     console = Console(quiet=quiet)
     chosen = recipe(recipe_name)
+    fit_threads(chosen)
     if network is not None:
         chosen = replace(chosen, network=network, network_options={})
     extra = {} if plugin is None else {"plugin": load_plugin(plugin)}

@@ -13,6 +13,7 @@ from petal._files import replacing
 from petal.cli.common import choose_device
 from petal.cli.options import (
     bar,
+    fit_threads,
     load_posterior,
     open_test,
     shown_warnings,
@@ -54,6 +55,7 @@ def tune(
     """Choose PETAL's alpha, then its delta, by the error on the four validation corruptions: never on the test's."""
     console = Console(quiet=quiet)
     chosen = recipe(recipe_name)
+    fit_threads(chosen)
     if chosen.severity is None:                     # a gradual stream is tuned at the highest severity
         chosen = replace(chosen, stream="continual", severity=5)
     if network is not None:

@@ -21,6 +21,7 @@ class Policy:
     compiled_shapes: int = 3
     shapes: frozenset[torch.Size] | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    inference_options: dict[str, Any] = field(default_factory=dict)
 
     def due(self, shape: torch.Size, times: int, compiled: int) -> bool:
         """Whether a shape that has come `times` times is to be compiled, `compiled` others being so already."""
@@ -30,9 +31,9 @@ class Policy:
             return shape in self.shapes
         return times >= self.compile_after and compiled < self.compiled_shapes
 
-    def compiler(self, function: Callable[..., Any]) -> Any:
+    def compiler(self, function: Callable[..., Any], inference: bool = False) -> Any:
         """The compiled form of a network or function, for fixed shapes."""
-        return torch.compile(function, dynamic=False, **self.options)
+        return torch.compile(function, dynamic=False, **self.options, **(self.inference_options if inference else {}))
 
 
 def record(body: Callable[[], None], pool: Any) -> Callable[[], None]:

@@ -2,12 +2,11 @@
 
 The plain step in `petal.methods` says what is computed; `TeacherEngine.call` has the same lines in the same order, each
 of them carried out by a `Program` for the batch shape at hand. On a GPU the host waits once in a step, for the gate's
-decision, and does so while the teacher's plain prediction is being computed.
+decision.
 """
 
 import logging
 import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -196,13 +195,17 @@ class Program:
         adapter = engine.adapter
         self.cuda = adapter.device.type == "cuda"
         self.x, self.view = (image_buffer(x, engine.layout.channels_last) for _ in range(2))
-        wrap: Callable[[nn.Module], Any] = engine.policy.compiler if compiled else (lambda network: network)
-        self.teacher, self.source, self.student = map(wrap, (engine.teacher_net, engine.source_net, engine.student_net))
+        self.teacher: Any = engine.teacher_net
+        self.source: Any = engine.source_net
+        self.student: Any = engine.student_net
+        if compiled:
+            self.teacher, self.source = (engine.policy.compiler(n, inference=True) for n in (self.teacher, self.source))
+            self.student = engine.policy.compiler(self.student)
         self.plain: Tensor | None = None
         self.needed: Tensor | None = None
         self.total: Tensor | None = None
         self.target: Tensor | None = None
-        self.flags = torch.zeros(3, dtype=torch.bool, pin_memory=self.cuda)
+        self.flags = torch.zeros(4, dtype=torch.bool, pin_memory=self.cuda)
         self.look, self.guess, self.add, self.adapt = self._look, self._guess, self._add, self._adapt
         self.parts = None
         if compiled and not self.cuda and isinstance(adapter.augment, Views):
@@ -224,29 +227,41 @@ class Program:
         with torch.no_grad():
             self.look()
             assert self.needed is not None
-            decision = self.flags_on_device
-            self.flags.copy_(decision, non_blocking=True)
-            if self.cuda:
-                decided = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                decided.record()
-                self.guess()
-                decided.synchronize()
-            else:
-                self.guess()
-            finite, in_range, views_used = self.flags.tolist()
+            self.flags.copy_(self.flags_on_device, non_blocking=True)
+            self._decide(overlap=adapter.gate == "sample")
+            finite, in_range, adapter.views_used, everywhere = self.flags.tolist()
             if not finite:
                 bad = int((~x.isfinite()).flatten(1).any(1).sum())
                 raise InputError(f"the batch has NaN or Inf in {bad} of {x.shape[0]} samples: leave those out")
-            assert self.plain is not None
+            if adapter.gate == "batch" and not everywhere:
+                self.guess()
+            answer = self.plain
+            if adapter.views_used:
+                answer = self._average()
+                if not everywhere:
+                    assert self.plain is not None
+                    answer = torch.where(self.needed[:, None], answer, self.plain)
+            assert answer is not None
             if self.engine.policy.low == torch.float16:
                 if not self.tried:  # once for each program; from then on the source's answer tells
-                    in_range, self.tried = in_range and bool(self.plain.isfinite().all()), True
+                    in_range, self.tried = in_range and bool(answer.isfinite().all()), True
                 if not in_range:
                     raise OutOfRange
-            adapter.views_used = views_used
-            if not views_used:
-                return self.plain
-            return torch.where(self.needed[:, None], self._average(), self.plain)
+            return answer
+
+    def _decide(self, overlap: bool) -> None:
+        """Wait for the gate's decision. If single samples decide, the plain prediction is computed meanwhile.
+
+        One decision for the batch is waited for first: if it opens, nobody needs the plain prediction.
+        """
+        decided = None
+        if self.cuda:
+            decided = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            decided.record()
+        if overlap:
+            self.guess()
+        if decided is not None:
+            decided.synchronize()
 
     def _average(self) -> Tensor:
         adapter = self.engine.adapter
@@ -303,7 +318,7 @@ class Program:
             if adapter.gate == "batch":
                 confidence = confidence.mean().expand(self.x.shape[0])
             self.needed = confidence < adapter.confidence
-        self.flags_on_device = torch.stack([finite, in_range, self.needed.any()])
+        self.flags_on_device = torch.stack([finite, in_range, self.needed.any(), self.needed.all()])
 
     def _guess(self) -> None:
         """The teacher's plain prediction."""

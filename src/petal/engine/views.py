@@ -1,4 +1,4 @@
-"""The views of a batch, several at a time and on the device alone: the random numbers are those the plain path draws."""
+"""The views of a batch, on a GPU several at a time and without the host."""
 
 from collections.abc import Iterable
 
@@ -13,9 +13,17 @@ LIMIT = 1 << 26  # elements of one group of views: 256 MiB
 
 
 def draw(views: Views, x: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Uniforms [K, rows, DRAWS] and noise [K, *x.shape] of `count` views, in the order the plain path draws them."""
-    draws = [views.draw(x, generator) for _ in range(count)]
-    return torch.stack([u for u, _ in draws]), torch.stack([n for _, n in draws])
+    """Uniforms [K, rows, DRAWS] and noise [K, *x.shape] of `count` views.
+
+    One view at a time has the very numbers of the plain path; several at once are drawn in few calls, and are other
+    numbers of the same generator.
+    """
+    first = views.draw(x, generator)
+    if count == 1:
+        return first[0][None], first[1][None]
+    uniform = torch.rand(count - 1, *first[0].shape, device=x.device, generator=generator)
+    noise = torch.randn(count - 1, *x.shape, device=x.device, dtype=x.dtype, generator=generator)
+    return torch.cat([first[0][None], uniform.to(x.dtype)]), torch.cat([first[1][None], noise])
 
 
 def group_size(x: Tensor) -> int:

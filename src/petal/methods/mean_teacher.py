@@ -74,12 +74,14 @@ class MeanTeacher(Adapter):
         Views are computed only if some sample needs them, and then for the whole batch.
         """
         with torch.no_grad():
-            plain = self.forward_through(self.teacher, x)
             needed = self.needs_views(x)
             self.views_used = bool(needed.any())
             if not self.views_used:
-                return plain
-            return torch.where(needed[:, None], self.average_over_views(x), plain)
+                return self.forward_through(self.teacher, x)
+            average = self.average_over_views(x)
+            if bool(needed.all()):
+                return average
+            return torch.where(needed[:, None], average, self.forward_through(self.teacher, x))
 
     def needs_views(self, x: Tensor) -> Tensor:
         """Which samples take the average over views: those the source is not sure of, one by one or all by the mean."""

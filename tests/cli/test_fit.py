@@ -1,0 +1,50 @@
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from petal import DiagonalGaussian, PetalError, models
+from petal.cli.fit import fit
+
+app = typer.Typer()
+app.command()(fit)
+
+
+def call(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_from_scratch_then_from_weights(tmp_path: Path) -> None:
+    out = call("--recipe", "digits", "--epochs", 2, "--swag-epochs", 1, "--out", tmp_path)
+    assert "clean test error" in out
+    model = models.build("small", 10, tmp_path / "network.safetensors", width=8)
+    DiagonalGaussian.load(tmp_path / "posterior.safetensors").check(model)
+    more = tmp_path / "more"
+    weights = tmp_path / "network.safetensors"
+    out = call("--recipe", "digits", "--weights", weights, "--swag-epochs", 1, "--swag-snapshots", 4, "--out", more)
+    assert "trained" not in out
+    about = json.loads((more / "fit.json").read_text())
+    assert about["weights"]["path"] == str(weights)
+    assert about["settings"]["swag_snapshots"] == 4
+    assert about["settings"]["epochs"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "say what to fit"),
+        (["--network", "small"], "--data"),
+        (["--recipe", "cifar11"], "did you mean"),
+        (["--recipe", "cifar10"], "--data"),
+        (["--network", "smal", "--data", "digits"], "did you mean small"),
+    ],
+)
+def test_mistakes_are_explained(arguments: list[str], words: str, tmp_path: Path) -> None:
+    with pytest.raises(PetalError, match=words):
+        call(*arguments, "--out", tmp_path / "x")

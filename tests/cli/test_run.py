@@ -1,0 +1,150 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from petal import METHODS, PetalError
+from petal.cli.run import run
+from recipes_source import make_source
+
+app = typer.Typer()
+app.command()(run)
+FEW = ["--images", "24", "--batch-size", "8", "--set", "petal.views=2", "--set", "petal.confidence=2"]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = make_source(tmp_path_factory.mktemp("source"))
+    return ["--weights", str(folder / "network.safetensors"), "--posterior", str(folder / "posterior.safetensors")]
+
+
+def call(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "160"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def records(folder: Path) -> dict[str, list[dict[str, object]]]:
+    out = {}
+    for file in sorted(folder.glob("jobs/*/records.jsonl")):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        out[file.parent.name] = [{k: v for k, v in r.items() if k != "seconds"} for r in lines]
+    return out
+
+
+def test_a_run_and_more_of_it(source: list[str], tmp_path: Path) -> None:
+    out = call("digits", *FEW, *source, "--out", tmp_path, "-m", "bn", "-m", "petal", "--seed", "0-1")
+    assert "PETAL (FIM)" in out
+    assert "BN Adapt" in out
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert [j["id"] for j in manifest["jobs"]] == ["bn-o1-s0", "petal-o1-s0", "petal-o1-s1"]
+    assert manifest["jobs"][1]["options"]["views"] == 2
+    assert len(manifest["weights"]["sha256"]) == 64
+    first = records(tmp_path)
+    assert {len(r) for r in first.values()} == {45}
+    assert first["petal-o1-s0"] != first["petal-o1-s1"]
+    out = call("digits", *FEW, *source, "--out", tmp_path, "-m", "petal", "-m", "source")
+    assert "(was done)" in out
+    again = records(tmp_path)
+    assert {k: again[k] for k in first} == first
+    assert "source-o1-s0" in again
+    with pytest.raises(PetalError, match="severity was 5 and is 3"):
+        call("digits", *FEW, *source, "--out", tmp_path, "-m", "petal", "--severity", "3")
+
+
+def test_quiet_prints_nothing(source: list[str], tmp_path: Path) -> None:
+    assert call("digits", *FEW, *source, "--out", tmp_path, "-m", "source", "--quiet") == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["digit"], "did you mean digits"),
+        (["digits", "-m", "petals"], "did you mean petal"),
+        (["digits", "--set", "petal.emma=1"], "did you mean ema"),
+        (["digits", "--order", "x"], "--order takes numbers"),
+        (["cifar10"], "needs images"),
+        (["digits", "--data", "a", "--corrupted", "b"], "not both"),
+        (["digits", "--plugin", "nowhere.py"], "no plugin at"),
+        (["digits", "--corrupted", "digits"], "clean images"),
+    ],
+)
+def test_mistakes_are_explained(arguments: list[str], words: str, tmp_path: Path) -> None:
+    with pytest.raises(PetalError, match=words):
+        call(*arguments, "--out", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_settings_without_meaning_are_found_before_anything_runs(source: list[str], tmp_path: Path) -> None:
+    with pytest.raises(PetalError, match="gate must be one of"):
+        call("digits", *source, "--out", tmp_path, "--set", "petal.gate=door")
+    with pytest.raises(PetalError, match="--posterior"):
+        call("digits", *source[:2], "--out", tmp_path, "-m", "bn", "-m", "petal")
+    assert not (tmp_path / "manifest.json").exists()
+
+
+def test_plugin(source: list[str], tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "my_method.py"
+    assert len(example.read_text().splitlines()) < 50
+    few = [*FEW[:4], *source, "--out", tmp_path]
+    try:
+        call("digits", *few, "--plugin", example, "-m", "tent", "-m", "mine", "--set", "mine.margin=0.3")
+        manifest = json.loads((tmp_path / "manifest.json").read_text())
+        assert manifest["jobs"][1]["options"] == {"lr": 0.001, "margin": 0.3}
+        assert manifest["plugin"]["path"].endswith("my_method.py")
+        both = records(tmp_path)
+        assert len(both["mine-o1-s0"]) == 45
+        assert both["mine-o1-s0"][1]["nll"] != both["tent-o1-s0"][1]["nll"]
+        assert all(r["distance"] > 0 for r in both["mine-o1-s0"])
+    finally:
+        METHODS.pop("mine", None)
+    empty = tmp_path / "empty.py"
+    empty.write_text("x = 1\n")
+    with pytest.raises(PetalError, match="adds no method"):
+        call("digits", *few, "--plugin", empty)
+    empty.write_text("1 / 0\n")
+    with pytest.raises(PetalError, match="ZeroDivisionError"):
+        call("digits", *few, "--plugin", empty)
+
+
+PROGRAM = """
+import torch, typer
+torch.set_num_threads(1)
+from petal.cli.run import run
+app = typer.Typer(); app.command()(run); app()
+"""
+
+
+def test_killed_runs_give_the_same_numbers(source: list[str], tmp_path: Path) -> None:
+    """SIGKILL, three times, in the middle of things; the records are those of a run that was left alone."""
+    rest = [*FEW, *source, "-m", "tent-online", "-m", "petal", "-q", "--checkpoint-every", "4"]
+    call("digits", *rest, "--out", tmp_path / "alone")
+    folder = tmp_path / "killed"
+    command = [sys.executable, "-c", PROGRAM, "digits", *rest, "--out", str(folder)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    kills = 0
+    for lines in (7, 50, 70):  # in tent-online, early and late in petal
+        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and process.poll() is None:
+            files = folder.glob("jobs/*/records.jsonl")
+            if sum(file.read_bytes().count(b"\n") for file in files) >= lines:
+                process.send_signal(signal.SIGKILL)
+                break
+            time.sleep(0.002)
+        output, _ = process.communicate()
+        assert process.returncode in (-signal.SIGKILL, 0), output.decode()
+        kills += process.returncode == -signal.SIGKILL
+    assert kills >= 2
+    subprocess.run(command, env=env, check=True)
+    assert records(folder) == records(tmp_path / "alone")
+    assert not list(folder.glob("jobs/*/*checkpoint*"))

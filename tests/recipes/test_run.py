@@ -1,0 +1,196 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from petal import ConfigError, DiagonalGaussian, PetalWarning, evaluate, models
+from petal.data import digits
+from petal.recipes import Bench, Job, Progress, jobs_for, make_manifest, open_run, read_records, recipe, rows, run_job
+from petal.recipes.run import complete_lines, read_manifest
+
+QUICK = {"views": 2, "confidence": 2.0}
+
+
+def bench(source: Path, **options: object) -> Bench:
+    chosen = replace(recipe("digits"), **QUICK)
+    model = models.build("small", 10, source / "network.safetensors", **chosen.network_options)
+    q = DiagonalGaussian.load(source / "posterior.safetensors")
+    return Bench(chosen, digits("test"), model, q, images=24, batch_size=8, **options)
+
+
+def job(name: str, b: Bench, seed: int = 0) -> Job:
+    return Job(rows(b.recipe)[name], 1, seed)
+
+
+def without_time(records: list[dict[str, object]]) -> list[dict[str, object]]:
+    return [{k: v for k, v in r.items() if k != "seconds"} for r in records]
+
+
+class Stop(Exception):
+    pass
+
+
+def stopping_at(batch: int):
+    def progress(p: Progress) -> None:
+        if p.record is not None and p.position == batch:
+            raise Stop
+
+    return progress
+
+
+@pytest.mark.parametrize("name", ["source", "tent-online", "petal", "cotta"])
+@pytest.mark.parametrize("stop", [1, 9, 10, 44])
+def test_interrupted_job_gives_the_same_records(name: str, stop: int, source: Path, tmp_path: Path) -> None:
+    b = bench(source)
+    j = job(name, b)
+    whole = run_job(j, tmp_path / "whole", b)
+    with pytest.raises(Stop):
+        run_job(j, tmp_path / "cut", b, checkpoint_every=3, progress=stopping_at(stop))
+    place = tmp_path / "cut" / "jobs" / j.id
+    with (place / "records.jsonl").open("a") as file:
+        file.write('{"position": 99, "tor')  # as a killed process leaves it
+    again = run_job(j, tmp_path / "cut", b, checkpoint_every=3)
+    assert len(whole) == 45
+    assert without_time(again) == without_time(whole)
+    assert without_time(read_records(place)) == without_time(whole)
+    one, other = (json.loads((tmp_path / w / "jobs" / j.id / "samples.json").read_text()) for w in ("whole", "cut"))
+    assert one == other
+    assert json.loads((place / "job.json").read_text())["status"] == "done"
+    assert not list(place.glob("*checkpoint*"))
+
+
+def test_same_as_evaluate_and_what_a_record_has(source: Path, tmp_path: Path) -> None:
+    b = bench(source)
+    for name in ("tent-online", "petal-sres"):
+        row = rows(b.recipe)[name]
+        records = run_job(Job(row), tmp_path, b)
+        result = evaluate(b.adapter(row, 0), b.stream(1), reset_on_domain_change=row.reset_on_domain_change)
+        assert [r["nll"] for r in records] == [r.nll for r in result.records]
+        assert {"row", "order", "seed", "distance", "domain", "severity", "calibration", "restored"} <= records[0].keys()
+        assert all(r["distance"] > 0 for r in records)
+    assert "distance" not in run_job(job("bn", b), tmp_path, b)[0]
+
+
+def test_distance_is_over_all_parameters(source: Path, tmp_path: Path) -> None:
+    b = bench(source)
+    row = rows(b.recipe)["petal-none"]
+    records = run_job(Job(row), tmp_path, b)
+    adapter = b.adapter(row, 0)
+    for batch in b.stream(1):
+        adapter(batch.x)
+        break
+    start = b.posterior.mean
+    squares = sum(float(((p.detach() - start[k]) ** 2).sum()) for k, p in adapter.model.named_parameters())
+    count = sum(p.numel() for p in adapter.model.parameters())
+    assert records[0]["distance"] == pytest.approx((squares / count) ** 0.5, rel=1e-4)
+
+
+def test_samples_are_the_first_images_of_each_domain(source: Path, tmp_path: Path) -> None:
+    b = bench(source)
+    j = job("bn", b)
+    run_job(j, tmp_path, b)
+    place = tmp_path / "jobs" / j.id
+    samples = json.loads((place / "samples.json").read_text())
+    images = np.load(place / "samples.npz")["images"]
+    assert (len(samples), images.shape, images.dtype) == (60, (60, 32, 32, 3), np.uint8)
+    batch = next(iter(b.stream(1)))
+    assert (images[0] == batch.x[0].mul(255).round().byte().permute(1, 2, 0).numpy()).all()
+    adapter = b.adapter(j.row, 0)
+    probability, label = adapter(batch.x).softmax(1).max(1)
+    assert [s["predicted"] for s in samples[:4]] == label[:4].tolist()
+    assert [s["probability"] for s in samples[:4]] == pytest.approx(probability[:4].tolist())
+    assert [s["label"] for s in samples[:4]] == batch.y[:4].tolist()
+
+
+def test_gradual_keeps_samples_of_the_highest_severity(source: Path, tmp_path: Path) -> None:
+    chosen = replace(recipe("cifar10-gradual"), builtin=True, network="small")
+    b = replace(bench(source), recipe=chosen, images=2, batch_size=2, severity=None)
+    records = run_job(job("source", b), tmp_path, b)
+    assert len(records) == 131
+    samples = json.loads((tmp_path / "jobs" / "source-o1-s0" / "samples.json").read_text())
+    assert {s["severity"] for s in samples} == {5}
+    assert len(samples) == 30
+
+
+def test_jobs_run_a_seed_only_where_it_matters(source: Path) -> None:
+    known = rows(recipe("cifar10"))
+    jobs = jobs_for([known["bn"], known["tent"], known["petal"]], [1, 2], [3, 4])
+    assert [j.id for j in jobs] == [
+        "bn-o1-s3", "bn-o2-s3", "tent-o1-s3", "tent-o2-s3", "petal-o1-s3", "petal-o1-s4", "petal-o2-s3", "petal-o2-s4",
+    ]  # fmt: skip
+
+
+def test_a_folder_of_another_run_is_refused_and_more_jobs_are_added(source: Path, tmp_path: Path) -> None:
+    b = bench(source)
+    files = {"weights": source / "network.safetensors", "posterior": source / "posterior.safetensors"}
+    first = make_manifest(b, [job("bn", b)], **files)
+    open_run(tmp_path, first)
+    more = make_manifest(b, [job("petal", b, 1)], **files)
+    merged = open_run(tmp_path, more)
+    assert [j["id"] for j in merged["jobs"]] == ["bn-o1-s0", "petal-o1-s1"]
+    assert merged["seeds"] == [0, 1]
+    assert read_manifest(tmp_path) == merged
+    assert merged["jobs"][1]["options"]["restore"] == "Fisher(quantile=0.03)"
+    for key, value in (("severity", 3), ("batch_size", 10), ("fidelity", "paper"), ("engine", "eager")):
+        other = make_manifest(replace(b, **{key: value}), [job("bn", b)], **files)
+        with pytest.raises(ConfigError, match=f"{key} was .* and is {value!r}"):
+            open_run(tmp_path, other)
+    with pytest.raises(ConfigError, match="weights was"):
+        open_run(tmp_path, make_manifest(b, [job("bn", b)], weights=source / "posterior.safetensors"))
+    row = rows(b.recipe)["petal"]
+    changed = Job(replace(row, options={**row.options, "ema": 0.5}), 1, 1)
+    with pytest.raises(ConfigError, match=r"petal.ema was 0.99 and is 0.5"):
+        open_run(tmp_path, make_manifest(b, [changed], **files))
+    assert read_manifest(tmp_path) == merged
+    older = {**merged, "versions": {**merged["versions"], "torch": "1.0"}}
+    (tmp_path / "manifest.json").write_text(json.dumps(older))
+    with pytest.warns(PetalWarning, match="another version of torch"):
+        open_run(tmp_path, first)
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(ConfigError, match="format"):
+        open_run(tmp_path, first)
+
+
+def test_damaged_newest_checkpoint_costs_no_more_than_the_work_since_the_older(source: Path, tmp_path: Path) -> None:
+    b = bench(source)
+    j = job("petal", b)
+    whole = run_job(j, tmp_path / "whole", b)
+    with pytest.raises(Stop):
+        run_job(j, tmp_path, b, checkpoint_every=3, progress=stopping_at(11))
+    newest = sorted((tmp_path / "jobs" / j.id).glob("checkpoint-*"))[-1]
+    newest.write_bytes(newest.read_bytes()[:100])
+    started: list[int] = []
+    again = run_job(j, tmp_path, b, progress=lambda p: started.append(p.position))
+    assert started[0] == 6
+    assert without_time(again) == without_time(whole)
+
+
+def test_lost_records_are_made_again(source: Path, tmp_path: Path) -> None:
+    """A checkpoint beyond the records (a disk that lost them) is not used."""
+    b = bench(source)
+    j = job("petal", b)
+    with pytest.raises(Stop):
+        run_job(j, tmp_path, b, checkpoint_every=3, progress=stopping_at(11))
+    path = tmp_path / "jobs" / j.id / "records.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2]))
+    assert len(run_job(j, tmp_path, b)) == 45
+
+
+def test_complete_lines_stop_at_the_first_that_is_torn(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"position": 0}\n{"position": 1}\n{"position": 3}\n')
+    assert complete_lines(path) == ([{"position": 0}, {"position": 1}], [16, 32])
+    path.write_text('{"position": 0}\n{"position": 1}')
+    assert complete_lines(path)[1] == [16]
+    assert complete_lines(tmp_path / "none") == ([], [])
+
+
+def test_posterior_and_severity_are_asked_for_by_name(source: Path) -> None:
+    b = bench(source)
+    with pytest.raises(ConfigError, match="PETAL .FIM. needs the source posterior"):
+        replace(b, posterior=None).adapter(rows(b.recipe)["petal"], 0)
+    with pytest.raises(ConfigError, match="leave the severity out"):
+        Bench(recipe("cifar10-gradual"), b.data, b.model, severity=3)
