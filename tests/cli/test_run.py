@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 from petal import METHODS, PetalError
 from petal.cli.run import run
-from recipes_source import make_source
+from recipes.source import make_source
 
 app = typer.Typer()
 app.command()(run)
-FEW = ["--images", "24", "--batch-size", "8", "--set", "petal.views=2", "--set", "petal.confidence=2"]
+FEW = ["--images", "16", "--batch-size", "8", "--set", "petal.views=2", "--set", "petal.confidence=2"]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_a_run_and_more_of_it(source: list[str], tmp_path: Path) -> None:
     assert manifest["jobs"][1]["options"]["views"] == 2
     assert len(manifest["weights"]["sha256"]) == 64
     first = records(tmp_path)
-    assert {len(r) for r in first.values()} == {45}
+    assert {len(r) for r in first.values()} == {30}
     assert first["petal-o1-s0"] != first["petal-o1-s1"]
     out = call("digits", *FEW, *source, "--out", tmp_path, "-m", "petal", "-m", "source")
     assert "(was done)" in out
@@ -97,14 +97,14 @@ def test_plugin(source: list[str], tmp_path: Path) -> None:
     assert len(example.read_text().splitlines()) < 50
     few = [*FEW[:4], *source, "--out", tmp_path]
     try:
-        call("digits", *few, "--plugin", example, "-m", "tent", "-m", "mine", "--set", "mine.margin=0.3")
+        call("digits", *few, "--plugin", example, "-m", "tent", "-m", "mine", "--set", "mine.margin=2")
         manifest = json.loads((tmp_path / "manifest.json").read_text())
-        assert manifest["jobs"][1]["options"] == {"lr": 0.001, "margin": 0.3}
+        assert manifest["jobs"][1]["options"] == {"lr": 0.001, "margin": 2.0}
         assert manifest["plugin"]["path"].endswith("my_method.py")
         both = records(tmp_path)
-        assert len(both["mine-o1-s0"]) == 45
+        assert len(both["mine-o1-s0"]) == 30
         assert both["mine-o1-s0"][1]["nll"] != both["tent-o1-s0"][1]["nll"]
-        assert all(r["distance"] > 0 for r in both["mine-o1-s0"])
+        assert both["mine-o1-s0"][-1]["distance"] > 0
     finally:
         METHODS.pop("mine", None)
     empty = tmp_path / "empty.py"
@@ -124,27 +124,23 @@ app = typer.Typer(); app.command()(run); app()
 """
 
 
-def test_killed_runs_give_the_same_numbers(source: list[str], tmp_path: Path) -> None:
-    """SIGKILL, three times, in the middle of things; the records are those of a run that was left alone."""
+def test_killed_run_gives_the_same_numbers(source: list[str], tmp_path: Path) -> None:
+    """SIGKILL in the middle of the second method; the records are those of a run that was left alone."""
     rest = [*FEW, *source, "-m", "tent-online", "-m", "petal", "-q", "--checkpoint-every", "4"]
     call("digits", *rest, "--out", tmp_path / "alone")
     folder = tmp_path / "killed"
     command = [sys.executable, "-c", PROGRAM, "digits", *rest, "--out", str(folder)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    kills = 0
-    for lines in (7, 50, 70):  # in tent-online, early and late in petal
-        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and process.poll() is None:
-            files = folder.glob("jobs/*/records.jsonl")
-            if sum(file.read_bytes().count(b"\n") for file in files) >= lines:
-                process.send_signal(signal.SIGKILL)
-                break
-            time.sleep(0.002)
-        output, _ = process.communicate()
-        assert process.returncode in (-signal.SIGKILL, 0), output.decode()
-        kills += process.returncode == -signal.SIGKILL
-    assert kills >= 2
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        if sum(file.read_bytes().count(b"\n") for file in folder.glob("jobs/*/records.jsonl")) >= 43:
+            process.send_signal(signal.SIGKILL)
+            break
+        time.sleep(0.002)
+    output, _ = process.communicate()
+    assert process.returncode == -signal.SIGKILL, output.decode()
+    assert list(folder.glob("jobs/petal-o1-s0/checkpoint-*"))
     subprocess.run(command, env=env, check=True)
     assert records(folder) == records(tmp_path / "alone")
     assert not list(folder.glob("jobs/*/*checkpoint*"))

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from petal import PetalError
 from petal.cli.tune import tune
-from recipes_source import make_source
+from recipes.source import make_source
 
 app = typer.Typer()
 app.command()(tune)

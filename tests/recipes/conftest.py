@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes_source import make_source
+from recipes.source import make_source
 
 
 @pytest.fixture(scope="session")

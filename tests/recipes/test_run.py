@@ -17,7 +17,7 @@ def bench(source: Path, **options: object) -> Bench:
     chosen = replace(recipe("digits"), **QUICK)
     model = models.build("small", 10, source / "network.safetensors", **chosen.network_options)
     q = DiagonalGaussian.load(source / "posterior.safetensors")
-    return Bench(chosen, digits("test"), model, q, images=24, batch_size=8, **options)
+    return Bench(chosen, digits("test"), model, q, images=16, batch_size=8, **options)
 
 
 def job(name: str, b: Bench, seed: int = 0) -> Job:
@@ -40,8 +40,9 @@ def stopping_at(batch: int):
     return progress
 
 
-@pytest.mark.parametrize("name", ["source", "tent-online", "petal", "cotta"])
-@pytest.mark.parametrize("stop", [1, 9, 10, 44])
+@pytest.mark.parametrize(  # within a domain, at its end, before the first checkpoint, at a checkpoint, before the end
+    ("name", "stop"), [("source", 1), ("tent-online", 9), ("tent-online", 10), ("petal", 10), ("petal", 9), ("cotta", 29)]
+)
 def test_interrupted_job_gives_the_same_records(name: str, stop: int, source: Path, tmp_path: Path) -> None:
     b = bench(source)
     j = job(name, b)
@@ -52,7 +53,7 @@ def test_interrupted_job_gives_the_same_records(name: str, stop: int, source: Pa
     with (place / "records.jsonl").open("a") as file:
         file.write('{"position": 99, "tor')  # as a killed process leaves it
     again = run_job(j, tmp_path / "cut", b, checkpoint_every=3)
-    assert len(whole) == 45
+    assert len(whole) == 30
     assert without_time(again) == without_time(whole)
     assert without_time(read_records(place)) == without_time(whole)
     one, other = (json.loads((tmp_path / w / "jobs" / j.id / "samples.json").read_text()) for w in ("whole", "cut"))
@@ -176,7 +177,7 @@ def test_lost_records_are_made_again(source: Path, tmp_path: Path) -> None:
     path = tmp_path / "jobs" / j.id / "records.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:2]))
-    assert len(run_job(j, tmp_path, b)) == 45
+    assert len(run_job(j, tmp_path, b)) == 30
 
 
 def test_complete_lines_stop_at_the_first_that_is_torn(tmp_path: Path) -> None:
@@ -190,7 +191,7 @@ def test_complete_lines_stop_at_the_first_that_is_torn(tmp_path: Path) -> None:
 
 def test_posterior_and_severity_are_asked_for_by_name(source: Path) -> None:
     b = bench(source)
-    with pytest.raises(ConfigError, match="PETAL .FIM. needs the source posterior"):
+    with pytest.raises(ConfigError, match=r"PETAL \(FIM\) needs the source posterior"):
         replace(b, posterior=None).adapter(rows(b.recipe)["petal"], 0)
     with pytest.raises(ConfigError, match="leave the severity out"):
         Bench(recipe("cifar10-gradual"), b.data, b.model, severity=3)

@@ -46,7 +46,8 @@ def test_json_reads_back(value: object) -> None:
 def test_settings_reach_the_rows_of_a_method() -> None:
     known = rows(recipe("cifar10"))
     changed = apply_settings(known, ["petal.ema=0.5", "petal.restore=Fisher(0.2)", "petal-sres.views=3", "tent.lr=1"])
-    assert [changed[name].options["ema"] for name in ("petal", "petal-sres", "petal-none", "cotta")] == [0.5, 0.5, 0.5, 0.999]
+    averages = [changed[name].options["ema"] for name in ("petal", "petal-sres", "petal-none", "cotta")]
+    assert averages == [0.5, 0.5, 0.5, 0.999]
     assert changed["petal"].options["restore"] == Fisher(0.2)
     assert changed["petal-sres"].options["restore"] == Stochastic(0.01)  # what makes the row stays
     assert changed["petal-none"].options["restore"] is None

@@ -29,7 +29,6 @@ from petal.recipes import (
     Bench,
     Job,
     Progress,
-    Recipe,
     Row,
     apply_settings,
     jobs_for,
@@ -114,7 +113,8 @@ def run(
         )  # fmt: skip
         open_run(folder, manifest)
         run_all(jobs, folder, bench, console, checkpoint_every, quiet)
-        show_table(folder, console, chosen)
+        if not quiet:
+            show_table(folder, console)
         console.print(f"Records are in {folder}; `petal report {folder}` draws them.", highlight=False)
 
 
@@ -173,7 +173,7 @@ class Shown:
         self.progress.update(self.everything, completed=self.before + p.position)
 
 
-def show_table(folder: Path, console: Console, chosen: Recipe) -> None:
+def show_table(folder: Path, console: Console) -> None:
     """The table of everything in a run's folder."""
     from petal import report  # matplotlib takes a second to import, and only the end of a run needs it
 

@@ -75,7 +75,7 @@ def tune(
             raise ConfigError("PETAL needs the source posterior: make one with `petal fit`, give it as --posterior")
         bench = Bench(chosen, images_at, model, q, fidelity, severity, batch_size, images, engine)
         with bar(console, quiet) as progress:
-            task = progress.add_task("trials", total=None)
+            task = progress.add_task("trials", total=len(alpha or ALPHAS))
 
             def shown(number: int, total: int, trial: Trial) -> None:
                 text = f"alpha {trial.prior_weight:g}, delta {trial.quantile:g}: error {trial.error:.2%}"

@@ -345,6 +345,8 @@ class _Running:
         progress: Callable[[Progress], None] | None,
     ) -> None:
         self.job, self.place, self.bench, self.every, self.progress = job, place, bench, every, progress
+        if bench.device.type == "cuda":
+            torch.compiler.reset()          # programs of earlier jobs count towards a limit beyond which nothing is compiled
         self.adapter = bench.adapter(job.row, job.seed)
         self.distance = distance_from_start(self.adapter)
         self.stream = bench.stream(job.order)
