@@ -12,7 +12,8 @@ from rich.table import Table
 from petal._files import replacing
 from petal.bench import corruptions as corruption_bench
 from petal.bench import steps
-from petal.cli.common import choose_device, numbers, words
+from petal.cli.common import choose_device, words
+from petal.cli.options import numbers
 
 console = Console()
 app = typer.Typer(help="Measure on this machine: adaptation steps, or corruptions.", no_args_is_help=True)
@@ -40,8 +41,8 @@ def bench_steps(
     rows: list[steps.Row] = []
     with console.status("measuring") as status:
         for row in steps.run(
-            words(method), words(engine), words(network), numbers(batch), numbers(views), words(gate), where,
-            count=batches, warmup=warmup, parts=parts, progress=status.update,
+            words(method), words(engine), words(network), numbers([batch], "--batch"), numbers([views], "--views"),
+            words(gate), where, count=batches, warmup=warmup, parts=parts, progress=status.update,
         ):  # fmt: skip
             rows.append(row)
             shown = "  ".join(f"{name} {ms:.2f}" for name, ms in row.parts.items())

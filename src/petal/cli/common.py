@@ -21,18 +21,3 @@ def choose_device(name: str) -> torch.device:
 def words(text: str) -> list[str]:
     """A list separated by commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def numbers(text: str) -> list[int]:
-    """Whole numbers separated by commas, with ranges: 0,4-6 is 0, 4, 5, 6.
-
-    >>> numbers("0,4-6")
-    [0, 4, 5, 6]
-    """
-    out: list[int] = []
-    for word in words(text):
-        first, dash, last = word.partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
-            raise ConfigError(f"{word!r} is not a whole number or a range like 1-5")
-        out += range(int(first), int(last or first) + 1) if dash else [int(first)]
-    return out

@@ -10,9 +10,9 @@ from torch import Tensor
 from petal.engine.flat import Layout
 from petal.engine.networks import image_buffer, logit_gradient, low_precision, prefers_channels_last
 from petal.engine.policy import Policy, record
-from petal.errors import InputError
 from petal.functional import all_finite, entropy
 from petal.methods import Adapter, PseudoLabel, Tent
+from petal.methods.base import not_finite
 
 log = logging.getLogger(__name__)
 
@@ -123,8 +123,7 @@ class NetworkProgram:
         self.recorded.get(learn, body)()
         logits = self.logits.clone()
         if not bool(self.finite):
-            bad = int((~x.isfinite()).flatten(1).any(1).sum())
-            raise InputError(f"the batch has NaN or Inf in {bad} of {x.shape[0]} samples: leave those out")
+            raise not_finite(x)
         if learn:
             self._update()
         return logits

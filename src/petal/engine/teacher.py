@@ -20,7 +20,7 @@ from petal.engine.flat import Layout
 from petal.engine.networks import image_buffer, logit_gradient, low_precision, prefers_channels_last
 from petal.engine.policy import Policy, record
 from petal.engine.views import compiled_parts, draw, group_size, make_views
-from petal.errors import InputError
+from petal.methods.base import not_finite
 from petal.methods.mean_teacher import MeanTeacher
 from petal.methods.petal import Petal
 from petal.restore import Fisher, Stochastic
@@ -231,8 +231,7 @@ class Program:
             self._decide(overlap=adapter.gate == "sample")
             finite, in_range, adapter.views_used, everywhere = self.flags.tolist()
             if not finite:
-                bad = int((~x.isfinite()).flatten(1).any(1).sum())
-                raise InputError(f"the batch has NaN or Inf in {bad} of {x.shape[0]} samples: leave those out")
+                raise not_finite(x)
             if adapter.gate == "batch" and not everywhere:
                 self.guess()
             answer = self.plain

@@ -328,8 +328,13 @@ def check_batch(x: Tensor, device: torch.device, dtype: torch.dtype, values: boo
         hint = "images are floats in [0, 1]: use x.float() / 255" if x.dtype == torch.uint8 else f"use x.to({dtype})"
         raise InputError(f"the batch is {x.dtype} and the network {dtype}: {hint}")
     if values and not bool(x.isfinite().all()):
-        bad = int((~x.isfinite()).flatten(1).any(1).sum())
-        raise InputError(f"the batch has NaN or Inf in {bad} of {x.shape[0]} samples: leave those out")
+        raise not_finite(x)
+
+
+def not_finite(x: Tensor) -> InputError:
+    """The error for a batch with NaN or Inf, which says how many samples have them."""
+    bad = int((~x.isfinite()).flatten(1).any(1).sum())
+    return InputError(f"the batch has NaN or Inf in {bad} of {x.shape[0]} samples: leave those out")
 
 
 def check_number(name: str, value: float, low: float = -math.inf, high: float = math.inf, whole: bool = False) -> None:
