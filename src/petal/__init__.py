@@ -10,6 +10,7 @@ from petal.engine import accelerate
 from petal.errors import ConfigError, DataError, InputError, ModelError, PetalError, PetalWarning, PosteriorError
 from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
 from petal.methods import METHODS, Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, Source, Tent
+from petal.parallel import ParallelError, parallelize
 from petal.posterior import DiagonalGaussian, fit_swag
 from petal.restore import Fisher, Stochastic
 
@@ -26,6 +27,7 @@ __all__ = [
     "Fisher",
     "InputError",
     "ModelError",
+    "ParallelError",
     "Petal",
     "PetalError",
     "PetalWarning",
@@ -49,6 +51,7 @@ __all__ = [
     "load",
     "models",
     "open_dataset",
+    "parallelize",
     "predict",
     "save",
     "streams",

@@ -65,8 +65,12 @@ class Views:
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """One view of images [N, C, H, W] in [0, 1], C being 1 or 3."""
-        precise = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # half has too few bits for positions
+        precise = _precise(x)
         return self.apply(precise, *self.draw(precise, generator)).to(x.dtype)
+
+    def skip(self, x: Tensor, generator: torch.Generator | None = None) -> None:
+        """Draw the random numbers of one view and make nothing of them."""
+        self.draw(_precise(x), generator)
 
     def draw(self, x: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """All the random numbers of one view: uniforms [1 or N, DRAWS] and standard normal noise like `x`."""
@@ -119,6 +123,10 @@ class Views:
         offsets = torch.arange(KERNEL, device=uniform.device, dtype=uniform.dtype) - KERNEL // 2
         taps = (-0.5 * (offsets / sigma).square()).softmax(1)
         return taps * (taps > 1e-12)  # denormal numbers would make a CPU many times slower
+
+
+def _precise(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # half has too few bits for positions
 
 
 def brightness(x: Tensor, factor: Tensor) -> Tensor:

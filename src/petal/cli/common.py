@@ -1,12 +1,15 @@
 """What the commands share: devices and lists on the command line."""
 
+import os
+
 import torch
 
 from petal.errors import ConfigError
+from petal.parallel import started
 
 
 def choose_device(name: str) -> torch.device:
-    """The device a user asks for; "auto" is a GPU if there is one."""
+    """The device a user asks for; "auto" is a GPU if there is one. Each rank of several takes its own GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -15,6 +18,11 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(f"unknown device {name!r}: use auto, cpu or cuda") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("there is no CUDA device here: use --device cpu")
+    if device.type == "cuda" and device.index is None and started():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        if device.index >= torch.cuda.device_count():
+            raise ConfigError(f"local rank {device.index} has no GPU: start {torch.cuda.device_count()} ranks here")
+        torch.cuda.set_device(device)
     return device
 
 

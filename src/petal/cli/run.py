@@ -1,6 +1,7 @@
 """`petal run`: a table of the paper, or any part of it."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +11,9 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 from rich.progress import TaskID
 
+from petal import parallel
 from petal.cli.common import choose_device
+from petal.cli.launch import launch
 from petal.cli.options import (
     bar,
     command_line,
@@ -78,6 +81,14 @@ def run(
     checkpoint_every: Annotated[
         int | None, typer.Option(min=1, help="Batches between checkpoints. Default: about every 20 seconds.")
     ] = None,
+    gpus: Annotated[
+        int | None,
+        typer.Option(min=1, help="Share out the views over so many GPUs of this machine (with --device cpu: processes). "
+                     "On several machines, start this command with torchrun instead."),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds that another rank may be silent before the run ends.")
+    ] = parallel.TIMEOUT,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
     """Run methods over a benchmark's stream and write everything that happens to a folder.
@@ -85,6 +96,12 @@ def run(
     If it is interrupted, repeat the command: it continues where it stopped and gives the same numbers. Repeated with other
     methods, orders or seeds it adds them.
     """
+    if (gpus or 1) > 1 and not parallel.started():
+        launch(gpus or 1, choose_device(device))
+        return
+    place = choose_device(device)
+    ranks = parallel.join(place, timeout)
+    quiet = quiet or (ranks is not None and not ranks.first)
     console = Console(quiet=quiet)
     chosen = recipe(recipe_name)
     fit_threads(chosen)
@@ -95,24 +112,28 @@ def run(
     table = pick_rows(known, method or TABLE_1)
     jobs = jobs_for(table, numbers(order, "--order") or chosen.numbers, numbers(seed, "--seed") or [0])
     folder = out or Path("runs") / chosen.name
-    place = choose_device(device)
     with shown_warnings(console):
         images_at = open_test(chosen, data, corrupted, ids)
         if chosen.builtin and weights is None and network is None:
-            weights, made = source_on_the_spot(chosen, folder / "source", place, console, quiet)
+            with nullcontext() if ranks is None else ranks.in_turn():
+                weights, made = source_on_the_spot(chosen, folder / "source", place, console, quiet)
             posterior = posterior or made
         model = source_network(chosen, weights, place)
         bench = Bench(
-            chosen, images_at, model, load_posterior(posterior, model), fidelity, severity, batch_size, images, engine
-        )
+            chosen, images_at, model, load_posterior(posterior, model), fidelity, severity, batch_size, images, engine,
+            ranks=ranks,
+        )  # fmt: skip
         for row in table:
             check_row(bench, row)
         manifest = make_manifest(
             bench, jobs, weights=weights, posterior=posterior, data=data or corrupted, command=command_line(),
             extra=extra,
         )  # fmt: skip
-        open_run(folder, manifest)
+        if ranks is None or ranks.first:
+            open_run(folder, manifest)
         run_all(jobs, folder, bench, console, checkpoint_every, quiet)
+        if ranks is not None:
+            ranks.leave()
         if not quiet:
             show_table(folder, console)
         console.print(f"Records are in {folder}; `petal report {folder}` draws them.", highlight=False)

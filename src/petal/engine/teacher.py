@@ -21,7 +21,7 @@ from petal.engine.networks import image_buffer, logit_gradient, low_precision, p
 from petal.engine.policy import Policy, record
 from petal.engine.views import compiled_parts, draw, group_size, make_views
 from petal.methods.base import not_finite
-from petal.methods.mean_teacher import MeanTeacher
+from petal.methods.mean_teacher import MeanTeacher, Sharing
 from petal.methods.petal import Petal
 from petal.restore import Fisher, Stochastic
 
@@ -227,6 +227,9 @@ class Program:
         with torch.no_grad():
             self.look()
             assert self.needed is not None
+            if adapter.sharing is not None and adapter.views:
+                self.needed.copy_(adapter.sharing.decided(self.needed))
+                self.flags_on_device[2:] = torch.stack([self.needed.any(), self.needed.all()])
             self.flags.copy_(self.flags_on_device, non_blocking=True)
             self._decide(overlap=adapter.gate == "sample")
             finite, in_range, adapter.views_used, everywhere = self.flags.tolist()
@@ -265,6 +268,8 @@ class Program:
     def _average(self) -> Tensor:
         adapter = self.engine.adapter
         self.total = None if not self.captured else self.total
+        if adapter.sharing is not None:
+            return self._average_of_shares(adapter.sharing)
         first = True
         if isinstance(adapter.augment, Views) and self.x.dim() == 4:
             size = group_size(self.images)
@@ -279,9 +284,44 @@ class Program:
                 self._one_view(adapter.view(self.images), first)
                 first = False
         assert self.total is not None
-        if adapter.average == "logits":
-            return self.total / adapter.views
-        return self.total - math.log(adapter.views)
+        return self._mean(self.total)
+
+    def _average_of_shares(self, sharing: Sharing) -> Tensor:
+        """The same where processes share out the views: the same random numbers, and the same sums in the same order."""
+        adapter = self.engine.adapter
+        mine: list[Tensor] = []
+
+        def predict(view: Tensor) -> None:
+            if not self.captured:
+                self.total = None
+            self._one_view(view, first=True)
+            assert self.total is not None
+            mine.append(self.total.clone())
+
+        if isinstance(adapter.augment, Views) and self.x.dim() == 4:
+            size = group_size(self.images)
+            for start in range(0, adapter.views, size):
+                count = min(size, adapter.views - start)
+                uniform, noise = draw(adapter.augment, self.images, count, adapter.generator)
+                share = [k for k in range(count) if sharing.computes(start + k)]
+                if share:
+                    for view in make_views(adapter.augment, self.images, uniform[share], noise[share], self.parts):
+                        predict(view)
+        else:
+            for number in range(adapter.views):
+                view = adapter.view(self.images)
+                if sharing.computes(number):
+                    predict(view)
+        first, *others = sharing.gathered(mine, adapter.views)
+        total = first.clone()
+        for prediction in others:
+            total = total.add_(prediction) if adapter.average == "logits" else torch.logaddexp(total, prediction, out=total)
+        return self._mean(total)
+
+    def _mean(self, total: Tensor) -> Tensor:
+        """The mean over views of logits, or of probabilities as their logarithm."""
+        views = self.engine.adapter.views
+        return total / views if self.engine.adapter.average == "logits" else total - math.log(views)
 
     def _one_view(self, view: Tensor, first: bool) -> None:
         if first and self.total is not None:

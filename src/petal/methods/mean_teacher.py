@@ -2,8 +2,9 @@
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import deepcopy
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,22 @@ from petal.methods.base import Adapter, OptimizerFactory, check_choice, check_nu
 from petal.restore import Restore
 
 CONSISTENCY = {"cross-entropy": F.cross_entropy, "symmetric": F.symmetric_cross_entropy}
+
+
+class Sharing(Protocol):
+    """How processes share out the views of a batch (see `petal.parallel`)."""
+
+    def decided(self, needed: Tensor) -> Tensor:
+        """Which samples need views, the same for all processes."""
+        ...
+
+    def computes(self, view: int) -> bool:
+        """Whether a view is this process's to compute."""
+        ...
+
+    def gathered(self, mine: list[Tensor], views: int) -> Tensor:
+        """The predictions of all views, in their order, from this process's own."""
+        ...
 
 
 class MeanTeacher(Adapter):
@@ -58,6 +75,7 @@ class MeanTeacher(Adapter):
         self.consistency = CONSISTENCY[loss]
         self.augment = Views() if augment is None else augment
         self._augment_draws = _takes_generator(self.augment)
+        self.sharing: Sharing | None = None
 
         with torch.inference_mode(False), torch.no_grad():
             self.source = network_with(self.model, start)
@@ -90,13 +108,13 @@ class MeanTeacher(Adapter):
         confidence = F.confidence(self.forward_through(self.source, x))
         if self.gate == "batch":
             confidence = confidence.mean().expand(x.shape[0])
-        return confidence < self.confidence
+        needed = confidence < self.confidence
+        return needed if self.sharing is None else self.sharing.decided(needed)
 
     def average_over_views(self, x: Tensor) -> Tensor:
         """The teacher's mean prediction over K views: of the logits, or of the probabilities, as their logarithm."""
         total: Tensor | None = None
-        for _ in range(self.views):
-            logits = self.forward_through(self.teacher, self.view(x))
+        for logits in self.predictions_of_views(x):
             if self.average == "logits":
                 total = logits if total is None else total + logits
             else:
@@ -104,6 +122,20 @@ class MeanTeacher(Adapter):
                 total = logits if total is None else torch.logaddexp(total, logits)
         assert total is not None
         return total / self.views if self.average == "logits" else total - math.log(self.views)
+
+    def predictions_of_views(self, x: Tensor) -> Iterable[Tensor]:
+        """The teacher's logits of each view, in order; where processes share the views out, those of all of them."""
+        if self.sharing is None:
+            return (self.forward_through(self.teacher, self.view(x)) for _ in range(self.views))
+        mine: list[Tensor] = []
+        for number in range(self.views):
+            if self.sharing.computes(number):
+                mine.append(self.forward_through(self.teacher, self.view(x)))
+            elif type(self.augment) is Views:
+                self.augment.skip(x, self.generator)
+            else:
+                self.view(x)  # how many random numbers it draws is its own affair
+        return self.sharing.gathered(mine, self.views)
 
     def view(self, x: Tensor) -> Tensor:
         """One view of the batch. An augmentation that takes a `generator` gets the method's own."""

@@ -22,11 +22,11 @@ import platform
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -40,7 +40,9 @@ from petal.engine import accelerate, policy_for
 from petal.errors import ConfigError, DataError, PetalWarning
 from petal.evaluate import evaluate_batch
 from petal.methods import METHODS, Adapter
+from petal.methods.mean_teacher import MeanTeacher
 from petal.models import check_input
+from petal.parallel import ParallelError, Ranks, parallelize
 from petal.posterior import DiagonalGaussian
 from petal.recipes.published import Recipe
 from petal.recipes.row import Row
@@ -49,6 +51,7 @@ from petal.recipes.settings import as_json, options_of
 
 FORMAT = "petal-run-1"
 SAMPLES = 4                                 # images kept of each domain
+DONE = -1                                   # what ranks are told instead of a position when a job is done
 SECONDS = 20.0                              # between checkpoints, unless the user counts batches
 
 
@@ -92,6 +95,7 @@ class Bench:
     images: int | None = None
     engine: str = "auto"
     stream_seed: int = 0                    # of the corruptions' noise: the same data whatever a job's seed
+    ranks: Ranks | None = None              # the processes that share out the views, if there are several
     _checked: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -130,6 +134,8 @@ class Bench:
         if "seed" in _parameters(method):
             options["seed"] = seed
         adapter = method(*arguments, **options)
+        if self.ranks is not None and isinstance(adapter, MeanTeacher):
+            parallelize(adapter, self.ranks)
         # Which program runs a batch must not depend on how many came before it: a resumed run gives the same numbers. So
         # the shape of a whole batch is compiled from the first one on, and on a CPU, where that takes long, nothing is.
         if adapter.device.type == "cuda":
@@ -320,17 +326,36 @@ def run_job(
     """Run a job in its folder RUN/jobs/ID, or finish it, or just read it if it is done. Returns its records.
 
     `checkpoint_every` is a number of batches; without one, checkpoints are written about every 20 seconds, and less often
-    where writing them takes long.
+    where writing them takes long. Of several ranks the first does all this; the others take the same steps, write nothing
+    and return no records.
     """
+    ranks = bench.ranks
+    if ranks is not None and not ranks.first:
+        _follow(job, bench, ranks)
+        return []
     place = Path(folder) / "jobs" / job.id
     place.mkdir(parents=True, exist_ok=True)
     with _alone(place):
         if _status(place) == "done":
             records = read_records(place)
+            if ranks is not None:
+                ranks.exchange([DONE])
             if progress is not None:
                 progress(Progress(job, len(records), len(records), None, score(records)["error"], resumed=True))
             return records
         return _Running(job, place, bench, checkpoint_every, progress).run()
+
+
+def _follow(job: Job, bench: Bench, ranks: Ranks) -> None:
+    """The job as every rank but the first sees it. Methods without views are computed by all of them."""
+    adapter = bench.adapter(job.row, job.seed)
+    start = ranks.start(adapter)
+    if start == DONE:
+        return
+    for batch in bench.stream(job.order).at(start):
+        if job.row.reset_on_domain_change and batch.domain_changed:
+            adapter.reset()
+        adapter(batch.x.to(adapter.device))
 
 
 class _Running:
@@ -365,11 +390,17 @@ class _Running:
         write_json(self.place / "job.json", {**self.about, "status": "running", "seconds": self.seconds})
         if self.progress is not None:
             self.progress(Progress(self.job, start, self.stream.batches or 0, None, wrong / max(seen, 1), start > 0))
+        ranks = self.bench.ranks
+        if ranks is not None:
+            ranks.start(self.adapter, start)
         hook = self.adapter.register_forward_hook(self._keep)
-        with path.open("a", encoding="utf-8") as file:
+        with path.open("a", encoding="utf-8") as file, nullcontext() if ranks is None else ranks.finishing_batches():
             for batch in self.stream.at(start):
                 began = time.monotonic()
-                record = self.step(batch)
+                try:
+                    record = self.step(batch)
+                except ParallelError as error:
+                    raise self.lost(error, file, len(records)) from error
                 records.append(record)
                 file.write(json.dumps(record) + "\n")
                 file.flush()
@@ -380,6 +411,8 @@ class _Running:
                 if self.due(len(records), start):
                     os.fsync(file.fileno())
                     self.checkpoint(len(records))
+                if ranks is not None and ranks.stopping:
+                    raise self.lost(ParallelError("the launcher ended this run"), file, len(records))
             os.fsync(file.fileno())
         hook.remove()
         self.samples.write()
@@ -416,6 +449,16 @@ class _Running:
 
     def _keep(self, adapter: nn.Module, inputs: tuple[Any, ...], logits: Tensor) -> None:
         self.logits = logits
+
+    def lost(self, error: ParallelError, file: TextIO, position: int) -> ParallelError:
+        """The error to end with when another rank is gone, after a checkpoint of the last whole batch."""
+        if self.adapter.steps == 1:         # with more, the weights may be those between two steps of a batch
+            os.fsync(file.fileno())
+            self.checkpoint(position)
+        return ParallelError(
+            f"{error}. {self.job.id} stands at batch {position} of {self.about['batches']} in {self.place}: repeat the "
+            "command to continue there, with as many ranks as you like"
+        )
 
     def due(self, position: int, start: int) -> bool:
         if self.every is not None:
