@@ -206,3 +206,17 @@ def test_bad_samples(tmp_path: Path) -> None:
         job.samples()
     (job.folder / "samples.json").unlink()
     assert job.samples() is None
+
+
+def test_folder_of_a_sweep_is_that_of_its_runs(tmp_path: Path, small: Path) -> None:
+    """Only those that the sweep names and that have begun; another kind of sweep is refused."""
+    write_run(tmp_path / "other", ("source",), batches=2, n=10)
+    sweep = tmp_path / "sweep.json"
+    sweep.write_text(json.dumps({"format": "petal-sweep-1", "runs": {"small": {}, "not-yet": {}}}))
+    assert [folder.name for folder in load(tmp_path).folders] == ["small"]
+    sweep.write_text(json.dumps({"format": "petal-sweep-1", "runs": {"not-yet": {}}}))
+    with pytest.raises(DataError, match="no run of this sweep has begun"):
+        load(tmp_path)
+    sweep.write_text(json.dumps({"format": "petal-sweep-2", "runs": {"small": {}}}))
+    with pytest.raises(DataError, match="reads 'petal-sweep-1'"):
+        load(tmp_path)

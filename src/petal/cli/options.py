@@ -11,14 +11,26 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from torch import nn
 
-from petal import models
-from petal.data import KINDS, CorruptedDataset, Dataset, open_dataset
-from petal.errors import ConfigError, DataError, PetalWarning
-from petal.posterior import DiagonalGaussian, FitProgress
-from petal.recipes import Recipe, fit
+from petal.errors import ConfigError, PetalWarning
+from petal.posterior import FitProgress
+from petal.recipes import Recipe
 from petal.recipes.fit import TrainProgress
+from petal.recipes.setup import load_posterior, make_source, open_test, open_train, source_network
+
+__all__ = [
+    "bar",
+    "command_line",
+    "fit_bars",
+    "fit_threads",
+    "load_posterior",
+    "numbers",
+    "open_test",
+    "open_train",
+    "shown_warnings",
+    "source_network",
+    "source_on_the_spot",
+]
 
 
 def numbers(texts: Sequence[str] | None, what: str) -> list[int]:
@@ -85,64 +97,12 @@ def bar(console: Console, quiet: bool = False) -> Progress:
     )
 
 
-def open_test(recipe: Recipe, data: str | None, corrupted: str | None, ids: Path | None) -> Dataset:
-    """The images to adapt to: clean ones, which are corrupted on the fly, or the published -C files."""
-    if data is not None and corrupted is not None:
-        raise ConfigError("give --data (clean images, or a -C folder) or --corrupted (a -C folder), not both")
-    path = data or corrupted
-    if path is None:
-        if not recipe.builtin:
-            raise ConfigError(f"{recipe.name} needs images: give --data or --corrupted, {recipe.data}")
-        path = "digits"
-    options: dict[str, Any] = {}
-    kind = _kind(path)
-    if kind == "image-folder":
-        options["size"] = 224
-    if ids is not None:
-        if kind not in ("imagenet-c", "imagenet-3dcc"):
-            raise ConfigError("--ids is a list of images of an ImageNet-C or ImageNet-3DCC folder")
-        options["ids"] = ids
-    dataset = open_dataset(path, **options)
-    if corrupted is not None and not isinstance(dataset, CorruptedDataset):
-        raise DataError(f"{corrupted} holds clean images, not the published -C files; give it as --data")
-    return dataset
-
-
-def open_train(path: str) -> Dataset:
-    """The training images at a path."""
-    kind = _kind(path)
-    if path == "digits":
-        return open_dataset("digits:train")
-    if kind == "cifar":
-        return open_dataset(path, split="train")
-    return open_dataset(path, size=224) if kind == "image-folder" else open_dataset(path)
-
-
-def _kind(path: str) -> str | None:
-    return next((name for name, known in KINDS.items() if Path(path).exists() and known.fits(Path(path))), None)
-
-
-def source_network(recipe: Recipe, weights: Path | None, device: torch.device) -> nn.Module:
-    """The recipe's network with these weights, on a device."""
-    if weights is None:
-        raise ConfigError(
-            f"{recipe.name} needs the source network ({recipe.network}): give --weights, or make it with `petal fit "
-            f"--recipe {recipe.name}`"
-        )
-    return models.build(recipe.network, recipe.classes, weights, **recipe.network_options).to(device)
-
-
 def source_on_the_spot(
     recipe: Recipe, folder: Path, device: torch.device, console: Console, quiet: bool = False
 ) -> tuple[Path, Path]:
     """Network and posterior of a recipe whose data comes with the package, in `folder`: made unless they are there."""
-    network, posterior = folder / "network.safetensors", folder / "posterior.safetensors"
-    if not (folder / "fit.json").is_file() or not network.is_file() or not posterior.is_file():
-        model = models.build(recipe.network, recipe.classes, seed=0, **recipe.network_options).to(device)
-        with fit_bars(console, quiet) as (on_train, on_swag):
-            fit(model, open_dataset("digits:train"), recipe.fit, folder, test=open_dataset("digits:test"),
-                on_train=on_train, on_swag=on_swag)  # fmt: skip
-    return network, posterior
+    with fit_bars(console, quiet) as (on_train, on_swag):
+        return make_source(recipe, folder, device, on_train, on_swag)
 
 
 @contextmanager
@@ -167,12 +127,3 @@ def fit_bars(console: Console, quiet: bool) -> Iterator[tuple[Any, Any]]:
             progress.update(task, completed=done, description=text)
 
         yield on_train, on_swag
-
-
-def load_posterior(path: Path | None, model: nn.Module) -> DiagonalGaussian | None:
-    """The posterior at a path, checked against the network."""
-    if path is None:
-        return None
-    q = DiagonalGaussian.load(path)
-    q.check(model)
-    return q

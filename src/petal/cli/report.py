@@ -49,7 +49,7 @@ _FIRST = {Format.terminal, Format.latex}   # these show the error by domain unle
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders written by `petal run`.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders written by `petal run` or `petal sweep`.")],
     format: Annotated[
         Format | None,
         typer.Option("--format", "-f", help="By default what the name of --out says, else terminal.", show_default=False),

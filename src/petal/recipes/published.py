@@ -6,6 +6,8 @@ from typing import Any
 
 from petal.augment import Views
 from petal.corruptions import Profile
+from petal.data import order, order_names
+from petal.errors import DataError
 from petal.methods.base import OptimizerFactory
 from petal.recipes.names import unknown
 from petal.recipes.settings import SGD
@@ -59,6 +61,19 @@ class Recipe:
     network_options: Mapping[str, Any] = field(default_factory=dict)
     fit: FitSettings = FitSettings()
     builtin: bool = False                   # data comes with the package; network and posterior are made on the spot
+    more_orders: str | None = None          # a family whose orders are counted on after those of `orders`
+
+    def order(self, number: int) -> tuple[str, ...]:
+        """The corruptions of an order, counted from 1.
+
+        >>> digits().order(1)[0], digits().order(2)[0]
+        ('gaussian_noise', 'brightness')
+        """
+        families = [self.orders, *([] if self.more_orders is None else [self.more_orders])]
+        orders = [order(family, n) for family in families for n in range(1, order_names()[family] + 1)]
+        if not 1 <= number <= len(orders):
+            raise DataError(f"{self.name} has orders 1..{len(orders)}, not {number}")
+        return orders[number - 1]
 
 
 def cifar10() -> Recipe:
@@ -122,7 +137,8 @@ def digits() -> Recipe:
     return Recipe(
         name="digits", title="Digits under 15 corruptions", data="comes with scikit-learn", network="small", classes=10,
         orders="standard-15", numbers=(1,), confidence=0.92, prior_weight=1e-9, quantile=0.03, stochastic=0.01,
-        batch_size=50, ema=0.99, views=16, augment=views, builtin=True, network_options={"width": 8},
+        batch_size=50, ema=0.99, views=16, augment=views, builtin=True, more_orders="imagenet-c",
+        network_options={"width": 8},
         fit=FitSettings(epochs=20, lr=0.1, batch_size=50, crop=4, flip=False, swag_batch_size=50),
     )  # fmt: skip
 

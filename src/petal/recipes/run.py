@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from petal._files import replacing
 from petal._version import __version__
 from petal.checkpoint import CheckpointError, Checkpoints
-from petal.data import STREAMS, Batch, CorruptedDataset, Dataset, Stream, order
+from petal.data import STREAMS, Batch, CorruptedDataset, Dataset, Stream
 from petal.engine import accelerate, policy_for
 from petal.errors import ConfigError, DataError, PetalWarning
 from petal.evaluate import evaluate_batch
@@ -111,7 +111,7 @@ class Bench:
 
     def names(self, number: int) -> tuple[str, ...]:
         """The corruptions of a published order."""
-        return order(self.recipe.orders, number)
+        return self.recipe.order(number)
 
     def stream(self, number: int) -> Stream:
         """The stream of an order. Clean images are corrupted on the network's device, corrupted ones read ahead."""
@@ -336,7 +336,7 @@ def run_job(
     place = Path(folder) / "jobs" / job.id
     place.mkdir(parents=True, exist_ok=True)
     with _alone(place):
-        if _status(place) == "done":
+        if job_status(place) == "done":
             records = read_records(place)
             if ranks is not None:
                 ranks.exchange([DONE])
@@ -569,7 +569,8 @@ def _alone(place: Path) -> Iterator[None]:
         yield
 
 
-def _status(place: Path) -> str | None:
+def job_status(place: Path) -> str | None:
+    """What the folder of a job says: "running", "done", or None if it was never begun."""
     try:
         return str(json.loads((place / "job.json").read_text(encoding="utf-8")).get("status"))
     except (OSError, ValueError):

@@ -17,6 +17,7 @@ from petal.errors import DataError
 from petal.evaluate import Scores
 
 FORMAT = "petal-run-1"
+SWEEP = "petal-sweep-1"
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -133,6 +134,22 @@ class RunFolder:
     def name(self) -> str:
         """The folder's own name."""
         return self.path.resolve().name
+
+
+def run_folders(path: str | Path) -> list[Path]:
+    """The run folders of a sweep, as far as they have begun; of any other folder it itself."""
+    path = Path(path)
+    file = path / "sweep.json"
+    if not file.is_file() or (path / "manifest.json").is_file():
+        return [path]
+    about = _read_object(file)
+    runs = about.get("runs")
+    if about.get("format") != SWEEP or not isinstance(runs, dict):
+        raise DataError(f"{file} has format {about.get('format')!r}; this version reads {SWEEP!r}")
+    begun = [path / name for name in runs if (path / name / "manifest.json").is_file()]
+    if not begun:
+        raise DataError(f"{path}: no run of this sweep has begun")
+    return begun
 
 
 def read_run(path: str | Path) -> RunFolder:

@@ -13,7 +13,7 @@ import numpy as np
 
 from petal.errors import DataError
 from petal.evaluate import Scores
-from petal.report.files import Floats, Job, Records, RunFolder, read_run
+from petal.report.files import Floats, Job, Records, RunFolder, read_run, run_folders
 from petal.report.paper import paper_name
 
 
@@ -269,7 +269,7 @@ class Report:
 
 
 def load(*runs: str | Path, title: str | None = None, notes: Iterable[str] = ()) -> Report:
-    """Read run folders and sort their jobs into tables.
+    """Read run folders, or those of sweeps, and sort their jobs into tables.
 
     Jobs share a row if method, options, fidelity and posterior are the same; they share a table if benchmark, data,
     source network, severity, batch size and domains are. The same (order, seed) in two folders gives two rows, never an
@@ -278,7 +278,7 @@ def load(*runs: str | Path, title: str | None = None, notes: Iterable[str] = ())
     if not runs:
         raise DataError("nothing to report: give at least one run folder")
     folders: list[RunFolder] = []
-    for run in runs:
+    for run in (folder for given in runs for folder in run_folders(given)):
         if any(Path(run).resolve() == folder.path.resolve() for folder in folders):
             raise DataError(f"{run} is given twice")
         folders.append(read_run(run))

@@ -1,0 +1,174 @@
+"""The parts of a sweep, made ready; and one job of it, done in whatever process it is given to."""
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from petal.errors import ConfigError, PetalError, PetalWarning
+from petal.recipes import Bench, Job, load_plugin, make_manifest, open_run, run_job, score
+from petal.recipes.run import describe_job, job_status, read_manifest, write_json
+from petal.recipes.setup import Setup
+
+FORMAT = "petal-sweep-1"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One job of a sweep with all that a process needs to do it."""
+
+    setup: Setup
+    job: Job
+    folder: Path                            # of the run
+    device: str = "cpu"
+    checkpoint_every: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What the job is called on the screen."""
+        return f"{self.setup.recipe}/{self.job.id}"
+
+    @property
+    def place(self) -> Path:
+        """The job's own folder."""
+        return self.folder / "jobs" / self.job.id
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to do."""
+        return job_status(self.place) == "done"
+
+
+@dataclass(frozen=True)
+class Part:
+    """The jobs of one recipe, which share data and source: a run's folder."""
+
+    setup: Setup
+    jobs: tuple[Job, ...]
+    folder: Path
+    device: str = "cpu"
+    checkpoint_every: int | None = None
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a job: its scores, or why it failed."""
+
+    name: str
+    scores: Mapping[str, float] = field(default_factory=dict)
+    failed: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A part made ready: its tasks, and how many batches each has. Or why it cannot be run."""
+
+    tasks: tuple[Task, ...] = ()
+    batches: Mapping[str, int] = field(default_factory=dict)
+    failed: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+def read_sweep(folder: Path) -> dict[str, Any]:
+    """What a sweep's folder says about itself; an empty sweep if there is none."""
+    path = folder / "sweep.json"
+    if not path.exists():
+        return {"format": FORMAT, "created": datetime.now(UTC).isoformat(timespec="seconds"), "runs": {}}
+    try:
+        about: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if about["format"] != FORMAT or not isinstance(about["runs"], dict):
+            raise ValueError(f"its format is {about['format']!r}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is not that of a sweep: {error}. Give another --out") from error
+    return about
+
+
+def what_is_left(folder: Path, parts: Sequence[Part]) -> list[Part]:
+    """The parts that have something left to do, or are set otherwise than before: `prepare` tells whether that can be."""
+    before = read_sweep(folder)["runs"]
+    return [part for part in parts if before.get(part.setup.recipe) != asdict(part.setup) or not _all_done(part)]
+
+
+def write_sweep(folder: Path, parts: Sequence[Part], command: str) -> None:
+    """Note parts that are ready in the sweep's folder."""
+    about = read_sweep(folder)
+    runs = {**about["runs"], **{part.setup.recipe: asdict(part.setup) for part in parts}}
+    write_json(folder / "sweep.json", {"command": command, **about, "runs": runs})
+
+
+def _all_done(part: Part) -> bool:
+    try:
+        known = {job["id"]: job for job in read_manifest(part.folder)["jobs"]}
+    except ConfigError:
+        return False
+    return all(
+        known.get(job.id) == describe_job(job) and job_status(part.folder / "jobs" / job.id) == "done" for job in part.jobs
+    )
+
+
+def prepare(part: Part) -> Ready:
+    """Make a part's source if it has none, try every row, write the manifest: before an hour goes into anything."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PetalWarning)
+        try:
+            setup = part.setup.with_source(part.folder / "source", torch.device(part.device))
+            bench = bench_of(setup, part.device)
+            for row in {job.row.name: job.row for job in part.jobs}.values():
+                bench.adapter(row, 0)
+            plugin = {} if setup.plugin is None else {"plugin": plugin_of(setup.plugin)}
+            manifest = make_manifest(
+                bench, part.jobs, weights=setup.weights, posterior=setup.posterior, data=setup.data or setup.corrupted,
+                command=part.command, extra=plugin,
+            )  # fmt: skip
+            open_run(part.folder, manifest)
+        except PetalError as error:
+            return Ready(failed=str(error), warnings=_texts(caught))
+        tasks = tuple(Task(setup, job, part.folder, part.device, part.checkpoint_every) for job in part.jobs)
+        lengths = {number: len(bench.stream(number)) for number in {job.order for job in part.jobs}}
+        return Ready(tasks, {task.name: lengths[task.job.order] for task in tasks}, warnings=_texts(caught))
+
+
+def work(task: Task, tick: Callable[[], None] | None = None) -> Outcome:
+    """Do a job, or finish it, or find that it is done. What petal refuses is an outcome; anything else is raised."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PetalWarning)
+        try:
+            bench = bench_of(task.setup, task.device)
+            progress = None if tick is None else lambda _: tick()
+            records = run_job(
+                task.job, task.folder, bench, checkpoint_every=task.checkpoint_every, progress=progress
+            )  # fmt: skip
+        except PetalError as error:
+            return Outcome(task.name, failed=str(error), warnings=_texts(caught))
+        return Outcome(task.name, score(records), warnings=_texts(caught))
+
+
+def in_turn(tasks: Sequence[Task], tick: Callable[[], None]) -> Iterator[Outcome]:
+    """The jobs one after the other, in this process."""
+    for task in tasks:
+        yield work(task, tick)
+
+
+@lru_cache(maxsize=2)
+def bench_of(setup: Setup, device: str) -> Bench:
+    """Data and source, read once for all the jobs that a process gets."""
+    if setup.chosen.builtin:
+        torch.set_num_threads(1)            # as `petal run` does for such small networks
+    if setup.plugin is not None:
+        plugin_of(setup.plugin)
+    return setup.bench(torch.device(device))
+
+
+plugin_of = lru_cache(maxsize=None)(load_plugin)     # run once, however many jobs a process gets
+
+
+def _texts(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(str(w.message) for w in caught if issubclass(w.category, PetalWarning)))
