@@ -19,7 +19,7 @@ from petal.engine import passes
 from petal.engine.flat import Layout
 from petal.engine.networks import image_buffer, logit_gradient, low_precision, prefers_channels_last
 from petal.engine.policy import Policy, record
-from petal.engine.views import compiled_parts, draw, group_size, make_views
+from petal.engine.views import compiled_parts, crew, draw, group_size, make_views
 from petal.methods.base import not_finite
 from petal.methods.mean_teacher import MeanTeacher
 from petal.methods.petal import Petal
@@ -201,6 +201,10 @@ class Program:
         if compiled:
             self.teacher, self.source = (engine.policy.compiler(n, inference=True) for n in (self.teacher, self.source))
             self.student = engine.policy.compiler(self.student)
+        self.teacher_of_views = self.teacher
+        self.by_threads = not self.cuda and engine.policy.view_threads > 1 and isinstance(adapter.augment, Views)
+        if compiled and self.by_threads:
+            self.teacher_of_views = engine.policy.compiler(engine.teacher_net, inference=True, one_thread=True)
         self.plain: Tensor | None = None
         self.needed: Tensor | None = None
         self.total: Tensor | None = None
@@ -266,7 +270,9 @@ class Program:
         adapter = self.engine.adapter
         self.total = None if not self.captured else self.total
         first = True
-        if isinstance(adapter.augment, Views) and self.x.dim() == 4:
+        if self.by_threads:
+            self._average_by_threads()
+        elif isinstance(adapter.augment, Views) and self.x.dim() == 4:
             size = group_size(self.images)
             for start in range(0, adapter.views, size):
                 count = min(size, adapter.views - start)
@@ -282,6 +288,20 @@ class Program:
         if adapter.average == "logits":
             return self.total / adapter.views
         return self.total - math.log(adapter.views)
+
+    def _average_by_threads(self) -> None:
+        """Each view made and predicted by one thread; the predictions are added up in the order of the views."""
+        adapter, views = self.engine.adapter, self.engine.adapter.augment
+        assert isinstance(views, Views)
+        layout = torch.channels_last if self.engine.layout.channels_last else torch.contiguous_format
+
+        def make(drawn: tuple[Tensor, Tensor]) -> Tensor:
+            view = views.apply(self.images, *drawn, self.parts).contiguous(memory_format=layout)
+            return adapter.forward_through(self.teacher_of_views, view)
+
+        threads = crew(self.engine.policy.view_threads)
+        for logits in threads.work(lambda: views.draw(self.images, adapter.generator), make, adapter.views):
+            self._sum(logits)
 
     def _one_view(self, view: Tensor, first: bool) -> None:
         if first and self.total is not None:
@@ -330,7 +350,10 @@ class Program:
         adapter = self.engine.adapter
         with self.engine.autocast():
             logits = adapter.forward_through(self.teacher, self.view).to(adapter.dtype)
-        if adapter.average == "logits":
+        self._sum(logits)
+
+    def _sum(self, logits: Tensor) -> None:
+        if self.engine.adapter.average == "logits":
             self.total = logits if self.total is None else self.total.add_(logits)
         else:
             logits = logits.log_softmax(1)
