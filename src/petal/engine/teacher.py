@@ -203,6 +203,7 @@ class Program:
             self.student = engine.policy.compiler(self.student)
         self.teacher_of_views = self.teacher
         self.by_threads = not self.cuda and engine.policy.view_threads > 1 and isinstance(adapter.augment, Views)
+        self.threads_ready = False
         if compiled and self.by_threads:
             self.teacher_of_views = engine.policy.compiler(engine.teacher_net, inference=True, one_thread=True)
         self.plain: Tensor | None = None
@@ -299,9 +300,13 @@ class Program:
             view = views.apply(self.images, *drawn, self.parts).contiguous(memory_format=layout)
             return adapter.forward_through(self.teacher_of_views, view)
 
+        def draw() -> tuple[Tensor, Tensor]:
+            return views.draw(self.images, adapter.generator)
+
         threads = crew(self.engine.policy.view_threads)
-        for logits in threads.work(lambda: views.draw(self.images, adapter.generator), make, adapter.views):
+        for logits in threads.work(draw, make, adapter.views, alone=self.compiled and not self.threads_ready):
             self._sum(logits)
+        self.threads_ready = True
 
     def _one_view(self, view: Tensor, first: bool) -> None:
         if first and self.total is not None:

@@ -87,8 +87,13 @@ class Crew:
         started.wait()
         torch.set_num_threads(threads)
 
-    def work(self, draw: Callable[[], Drawn], make: Callable[[Drawn], Tensor], count: int) -> list[Tensor]:
-        """`make` of `count` draws. The draws are made one after the other, and the results come in their order."""
+    def work(
+        self, draw: Callable[[], Drawn], make: Callable[[Drawn], Tensor], count: int, alone: bool = False
+    ) -> list[Tensor]:
+        """`make` of `count` draws. The draws are made one after the other, and the results come in their order.
+
+        With `alone`, one thread does it all: while one compiles, no other may call what is compiled.
+        """
         results: dict[int, Tensor] = {}
         numbers, turn = iter(range(count)), Lock()
 
@@ -102,7 +107,7 @@ class Crew:
                 with torch.no_grad():
                     results[number] = make(drawn)
 
-        members = [self.pool.submit(member) for _ in range(self.size)]
+        members = [self.pool.submit(member) for _ in range(1 if alone else self.size)]
         wait(members)
         for done in members:
             done.result()
