@@ -1,4 +1,4 @@
-"""`python -m petal`, and `torchrun -m petal`."""
+"""`python -m petal` is the command `petal`."""
 
 from petal.cli import main
 

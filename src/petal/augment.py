@@ -182,7 +182,7 @@ def rgb_to_hsv(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         (green - blue) / divisor,
         torch.where(value == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor),
     )
-    return (h / 6) % 1, spread / torch.where(value == 0, 1.0, value), value
+    return fraction(h / 6), spread / torch.where(value == 0, 1.0, value), value
 
 
 def hsv_to_rgb(h: Tensor, s: Tensor, v: Tensor) -> Tensor:
@@ -190,9 +190,14 @@ def hsv_to_rgb(h: Tensor, s: Tensor, v: Tensor) -> Tensor:
     chroma = v * s
     channels = []
     for n in (5.0, 3.0, 1.0):
-        k = (n + 6 * h) % 6
+        k = 6 * fraction(h + n / 6)
         channels.append(v - chroma * torch.minimum(k, 4 - k).clamp_(0, 1))
     return torch.stack(channels, 1)
+
+
+def fraction(x: Tensor) -> Tensor:
+    """x mod 1; a compiler for CPUs does this several numbers at a time, and not the operator."""
+    return x - x.floor()
 
 
 def resample(x: Tensor, affine: Tensor, margin: int) -> Tensor:

@@ -11,6 +11,7 @@ from networks import NETWORKS, images, network
 from petal.engine import Policy, passes, policy_for
 from petal.engine.flat import Layout
 from petal.engine.teacher import TeacherEngine
+from petal.engine.views import Crew
 from test_golden import CASES, differences
 
 SENSIBLE = [(kind, net) for kind in petal.METHODS for net in NETWORKS if kind != "bn" or net == "batch-norm"]
@@ -232,3 +233,37 @@ def test_agrees_on_a_gpu(kind: str, net: str) -> None:
     assert all(torch.equal(v, state[k]) for k, v in fast.state_dict().items())
     fast(images(5).cuda())
     fast.reset()
+
+
+@pytest.mark.parametrize("options", [{"average": "probs"}, {"average": "logits"}, {"augment": petal.Views(per_sample=True)}])
+def test_views_by_threads_are_the_same_views(options: dict[str, object]) -> None:
+    """Draws are made in order and predictions added up in order, whichever thread is first."""
+    compare("petal", "batch-norm", Policy(view_threads=3), views=7, **options)
+
+
+@pytest.mark.parametrize("policy", [Policy(view_threads=2), Policy(compile=True, compile_after=1, view_threads=2)])
+def test_views_by_threads_repeat_bit_for_bit(policy: Policy) -> None:
+    first, second = (petal.accelerate(make("petal", network()), policy=copy.copy(policy)) for _ in range(2))
+    for seed in range(4):
+        assert torch.equal(first(images(seed=seed)), second(images(seed=seed)))
+    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True))
+
+
+def test_threads_work_alone_and_leave_the_others_theirs() -> None:
+    before = torch.get_num_threads()
+    team = Crew(2)
+    numbers = iter(range(9))
+    results = team.work(lambda: next(numbers), lambda n: torch.tensor([n, torch.get_num_threads()]), 9)
+    assert [r.tolist() for r in results] == [[n, 1] for n in range(9)]
+    assert torch.get_num_threads() == before
+
+
+def test_a_view_that_fails_in_a_thread_leaves_the_adapter_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = petal.accelerate(make("petal", network()), policy=Policy(view_threads=2))
+    adapter(images())
+    before = {name: value.clone() for name, value in adapter.state_dict().items()}
+    monkeypatch.setattr(petal.Views, "apply", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        adapter(images(seed=1))
+    after = adapter.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())

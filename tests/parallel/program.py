@@ -19,6 +19,7 @@ from petal.methods.mean_teacher import MeanTeacher
 
 VIEWS = 5
 BATCHES = 4
+ENGINES = ("eager", "auto", "threads")
 
 
 class Recolour:
@@ -67,6 +68,8 @@ def results(make: Callable[[], MeanTeacher], engine: str, ranks: parallel.Ranks 
         petal.parallelize(adapter, ranks)
     policy = policy_for(adapter.device)
     policy.compile = False
+    if engine == "threads":
+        engine, policy.view_threads = "auto", 2
     petal.accelerate(adapter, engine, policy=policy)
     out = {}
     for number in range(BATCHES):
@@ -79,7 +82,7 @@ def results(make: Callable[[], MeanTeacher], engine: str, ranks: parallel.Ranks 
 
 
 def compare(ranks: parallel.Ranks, out: Path) -> None:
-    found = {f"{n}/{e}": results(make, e, ranks) for n, make in CASES.items() for e in ("eager", "auto")}
+    found = {f"{n}/{e}": results(make, e, ranks) for n, make in CASES.items() for e in ENGINES}
     torch.save({"results": found, "realigned": ranks.realigned}, out / f"rank-{ranks.rank}.pt")
 
 

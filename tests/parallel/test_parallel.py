@@ -11,7 +11,7 @@ from torch import Tensor
 
 import petal
 from networks import images, network
-from parallel.program import BATCHES, CASES, VIEWS, make_petal, results
+from parallel.program import BATCHES, CASES, ENGINES, VIEWS, make_petal, results
 from petal import parallel
 
 
@@ -37,7 +37,7 @@ def loaded(out: Path, size: int) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, dict[str, Tensor]]:
-    return {f"{name}/{engine}": results(make, engine) for name, make in CASES.items() for engine in ("eager", "auto")}
+    return {f"{name}/{engine}": results(make, engine) for name, make in CASES.items() for engine in ENGINES}
 
 
 @pytest.mark.parametrize("size", [2, 3])

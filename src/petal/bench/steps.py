@@ -161,6 +161,8 @@ def part_times(adapter: Adapter, x: Tensor, count: int = 10) -> dict[str, float]
             out = {"source": median(program.look) if adapter.views else 0.0}
             if not opened:
                 out["teacher"] = median(program.guess)
+            elif program.by_threads:
+                out["views and teacher"] = median(program._average)
             else:
                 views = adapter.augment
                 group = min(adapter.views, group_size(x))

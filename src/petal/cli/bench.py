@@ -13,10 +13,10 @@ from petal._files import replacing
 from petal.bench import corruptions as corruption_bench
 from petal.bench import steps
 from petal.cli.common import choose_device, words
-from petal.cli.options import numbers
+from petal.cli.options import command_line, numbers
 
 console = Console()
-app = typer.Typer(help="Measure on this machine: adaptation steps, or corruptions.", no_args_is_help=True)
+app = typer.Typer(help="Measure adaptation steps or corruptions on this machine.", no_args_is_help=True)
 
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the rows to this JSON file.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
@@ -71,6 +71,18 @@ def bench_corruptions(
     console.print(corruption_bench.table(rows))
 
 
+@app.command("page")
+def bench_page(
+    files: Annotated[list[Path], typer.Argument(metavar="JSON...", help="Files that `petal bench steps --json` wrote.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The page; its figures go into the folder images beside it.")],
+) -> None:
+    """Write measured steps as a Markdown page: eager beside fast, parts, and figures against K and batch size."""
+    from petal.bench.page import write_page  # matplotlib takes a second to import
+
+    for path in write_page(files, out):
+        console.print(f"wrote {path}", highlight=False)
+
+
 def step_table(rows: list[steps.Row]) -> Table:
     """The rows as a table for the terminal."""
     title = f"Adaptation steps on {rows[0].device}, medians of {rows[0].batches} batches" if rows else None
@@ -90,5 +102,6 @@ def step_table(rows: list[steps.Row]) -> Table:
 def _write(path: Path | None, kind: str, rows: list[dict[str, object]]) -> None:
     if path is None:
         return
+    content = {"bench": kind, "command": command_line(), "torch": torch.__version__, "rows": rows}
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps({"bench": kind, "torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+        temporary.write_text(json.dumps(content, indent=1) + "\n")

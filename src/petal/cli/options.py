@@ -57,7 +57,8 @@ def fit_threads(recipe: Recipe | None) -> None:
 
 def command_line() -> str:
     """The command as it was given."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    name = Path(sys.argv[0]).name
+    return shlex.join(["petal" if name == "__main__.py" else name, *sys.argv[1:]])
 
 
 @contextmanager

@@ -3,11 +3,11 @@
 `accelerate(adapter, "auto")` changes the execution of an adapter's calls and nothing else; `accelerate(adapter, "eager")`
 goes back to the plain torch code of `petal.methods`, which is the reference that the tests compare with.
 
-    networks    channels-last; on a GPU convolutions and linear layers in bfloat16 with float32 master weights
+    networks    channels-last; on a GPU convolutions and linear layers in float16 with float32 master weights
     programs    one for each batch shape; a shape that comes again is compiled and captured as CUDA graphs, so the last
                 short batch of a stream compiles nothing
     parameters  flat buffers: prior, Fisher threshold, optimizer, average and restore in two sweeps (`passes`)
-    views       all of a batch's views in four kernels (`views`)
+    views       on a GPU all of a batch's views in four kernels, on a CPU one a core, prediction included (`views`)
 """
 
 import logging
@@ -41,7 +41,9 @@ def policy_for(device: torch.device, batch_shape: Sequence[int] | None = None) -
         realize = {"options": {"realize_reads_threshold": 1}}
         return Policy(low=torch.float16, compile=True, shapes=shapes, inference_options=realize)
     compiler = shutil.which("g++") or shutil.which("clang++")
-    return Policy(compile=compiler is not None, compile_after=CPU_COMPILE_AFTER, shapes=shapes)
+    return Policy(
+        compile=compiler is not None, compile_after=CPU_COMPILE_AFTER, shapes=shapes, view_threads=torch.get_num_threads()
+    )
 
 
 def accelerate(

@@ -22,6 +22,7 @@ class Policy:
     shapes: frozenset[torch.Size] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     inference_options: dict[str, Any] = field(default_factory=dict)
+    view_threads: int = 1  # on a CPU: so many views at a time, each on a core of its own
 
     def due(self, shape: torch.Size, times: int, compiled: int) -> bool:
         """Whether a shape that has come `times` times is to be compiled, `compiled` others being so already."""
@@ -31,9 +32,12 @@ class Policy:
             return shape in self.shapes
         return times >= self.compile_after and compiled < self.compiled_shapes
 
-    def compiler(self, function: Callable[..., Any], inference: bool = False) -> Any:
-        """The compiled form of a network or function, for fixed shapes."""
-        return torch.compile(function, dynamic=False, **self.options, **(self.inference_options if inference else {}))
+    def compiler(self, function: Callable[..., Any], inference: bool = False, one_thread: bool = False) -> Any:
+        """The compiled form of a network or function, for fixed shapes; the number of its threads is compiled into it."""
+        options = {**self.options, **(self.inference_options if inference else {})}
+        if one_thread:
+            options["options"] = {**options.get("options", {}), "cpp.threads": 1}
+        return torch.compile(function, dynamic=False, **options)
 
 
 def record(body: Callable[[], None], pool: Any) -> Callable[[], None]:

@@ -19,7 +19,7 @@ from petal.engine import passes
 from petal.engine.flat import Layout
 from petal.engine.networks import image_buffer, logit_gradient, low_precision, prefers_channels_last
 from petal.engine.policy import Policy, record
-from petal.engine.views import compiled_parts, draw, group_size, make_views
+from petal.engine.views import compiled_parts, crew, draw, group_size, make_views
 from petal.methods.base import not_finite
 from petal.methods.mean_teacher import MeanTeacher, Sharing
 from petal.methods.petal import Petal
@@ -201,6 +201,11 @@ class Program:
         if compiled:
             self.teacher, self.source = (engine.policy.compiler(n, inference=True) for n in (self.teacher, self.source))
             self.student = engine.policy.compiler(self.student)
+        self.teacher_of_views = self.teacher
+        self.by_threads = not self.cuda and engine.policy.view_threads > 1 and isinstance(adapter.augment, Views)
+        self.threads_ready = False
+        if compiled and self.by_threads:
+            self.teacher_of_views = engine.policy.compiler(engine.teacher_net, inference=True, one_thread=True)
         self.plain: Tensor | None = None
         self.needed: Tensor | None = None
         self.total: Tensor | None = None
@@ -271,7 +276,10 @@ class Program:
         if adapter.sharing is not None:
             return self._average_of_shares(adapter.sharing)
         first = True
-        if isinstance(adapter.augment, Views) and self.x.dim() == 4:
+        if self.by_threads:
+            for logits in self._predictions_by_threads():
+                self._sum(logits)
+        elif isinstance(adapter.augment, Views) and self.x.dim() == 4:
             size = group_size(self.images)
             for start in range(0, adapter.views, size):
                 count = min(size, adapter.views - start)
@@ -298,7 +306,10 @@ class Program:
             assert self.total is not None
             mine.append(self.total.clone())
 
-        if isinstance(adapter.augment, Views) and self.x.dim() == 4:
+        if self.by_threads:
+            logits = self._predictions_by_threads(sharing)
+            mine = logits if adapter.average == "logits" else [z.log_softmax(1) for z in logits]
+        elif isinstance(adapter.augment, Views) and self.x.dim() == 4:
             size = group_size(self.images)
             for start in range(0, adapter.views, size):
                 count = min(size, adapter.views - start)
@@ -322,6 +333,29 @@ class Program:
         """The mean over views of logits, or of probabilities as their logarithm."""
         views = self.engine.adapter.views
         return total / views if self.engine.adapter.average == "logits" else total - math.log(views)
+
+    def _predictions_by_threads(self, sharing: Sharing | None = None) -> list[Tensor]:
+        """The teacher's logits of each view, or of this process's share of them, each made and predicted by one thread."""
+        adapter, views = self.engine.adapter, self.engine.adapter.augment
+        assert isinstance(views, Views)
+        layout = torch.channels_last if self.engine.layout.channels_last else torch.contiguous_format
+        mine = [sharing is None or sharing.computes(number) for number in range(adapter.views)]
+        numbers = iter(range(adapter.views))
+
+        def draw() -> tuple[int, tuple[Tensor, Tensor]]:
+            return next(numbers), views.draw(self.images, adapter.generator)
+
+        def make(numbered: tuple[int, tuple[Tensor, Tensor]]) -> Tensor:
+            number, drawn = numbered
+            if not mine[number]:
+                return self.images
+            view = views.apply(self.images, *drawn, self.parts).contiguous(memory_format=layout)
+            return adapter.forward_through(self.teacher_of_views, view)
+
+        threads = crew(self.engine.policy.view_threads)
+        made = threads.work(draw, make, adapter.views, alone=self.compiled and not self.threads_ready)
+        self.threads_ready = True
+        return [logits for logits, own in zip(made, mine, strict=True) if own]
 
     def _one_view(self, view: Tensor, first: bool) -> None:
         if first and self.total is not None:
@@ -370,7 +404,10 @@ class Program:
         adapter = self.engine.adapter
         with self.engine.autocast():
             logits = adapter.forward_through(self.teacher, self.view).to(adapter.dtype)
-        if adapter.average == "logits":
+        self._sum(logits)
+
+    def _sum(self, logits: Tensor) -> None:
+        if self.engine.adapter.average == "logits":
             self.total = logits if self.total is None else self.total.add_(logits)
         else:
             logits = logits.log_softmax(1)

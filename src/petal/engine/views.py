@@ -1,6 +1,11 @@
-"""The views of a batch, on a GPU several at a time and without the host."""
+"""The views of a batch: on a GPU several at a time and without the host, on a CPU one a core."""
 
-from collections.abc import Iterable
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import lru_cache
+from threading import Barrier, Lock
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -8,6 +13,8 @@ from torch import Tensor
 from petal.augment import COLOUR_CHANGES, Parts, Views, contrast, finish, hue, saturation
 from petal.engine.passes import kernels_for
 from petal.engine.policy import Policy
+
+Drawn = TypeVar("Drawn")
 
 LIMIT = 1 << 26  # elements of one group of views: 256 MiB
 
@@ -33,10 +40,11 @@ def group_size(x: Tensor) -> int:
 
 def compiled_parts(views: Views, policy: Policy) -> Parts:
     """The parts of a view that gain by compilation; brightness, gamma and resampling are single calls already."""
+    one = policy.view_threads > 1
     gain = (contrast, saturation, hue)
-    colours = tuple(policy.compiler(change) if change in gain else change for change in COLOUR_CHANGES)
+    colours = tuple(policy.compiler(c, one_thread=one) if c in gain else c for c in COLOUR_CHANGES)
     strength = views.noise  # a constant for the compiler: as an argument it would keep the loop from being vectorised
-    compiled = policy.compiler(lambda x, weights, noise: finish(x, weights, noise, strength))
+    compiled = policy.compiler(lambda x, weights, noise: finish(x, weights, noise, strength), one_thread=one)
     return Parts(colours, lambda x, weights, noise, _: compiled(x, weights, noise))
 
 
@@ -56,3 +64,61 @@ def make_views(views: Views, x: Tensor, uniform: Tensor, noise: Tensor, parts: P
         noise,
         views.noise,
     )
+
+
+class Crew:
+    """Threads that take whole views, each on a core of its own.
+
+    An operation shared out over the cores makes them wait for each other many times in a view, and leaves all but one idle
+    in what cannot be shared out, such as drawing noise. Whole views have none of that.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        threads, started = torch.get_num_threads(), Barrier(size + 1)
+
+        def begin() -> None:
+            torch.set_num_threads(1)  # of this thread, and of those to come: the latter is undone below
+            started.wait()
+
+        self.pool = ThreadPoolExecutor(size, "petal-views", begin)
+        for _ in range(size):
+            self.pool.submit(lambda: None)
+        started.wait()
+        torch.set_num_threads(threads)
+
+    def work(
+        self, draw: Callable[[], Drawn], make: Callable[[Drawn], Tensor], count: int, alone: bool = False
+    ) -> list[Tensor]:
+        """`make` of `count` draws. The draws are made one after the other, and the results come in their order.
+
+        With `alone`, one thread does it all: while one compiles, no other may call what is compiled.
+        """
+        results: dict[int, Tensor] = {}
+        numbers, turn = iter(range(count)), Lock()
+
+        def member() -> None:
+            while True:
+                with turn:
+                    number = next(numbers, None)
+                    if number is None:
+                        return
+                    drawn = draw()
+                with torch.no_grad():
+                    results[number] = make(drawn)
+
+        members = [self.pool.submit(member) for _ in range(1 if alone else self.size)]
+        wait(members)
+        for done in members:
+            done.result()
+        return [results[number] for number in range(count)]
+
+
+def crew(size: int) -> Crew:
+    """The one crew of that size in this process."""
+    return _crew(size, os.getpid())
+
+
+@lru_cache
+def _crew(size: int, process: int) -> Crew:  # a fork has none of the threads
+    return Crew(size)

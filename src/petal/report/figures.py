@@ -25,7 +25,7 @@ FILE_TYPES = ("png", "svg", "pdf")
 
 WIDTH = 9.0
 _FEW = 0.002   # bins of the reliability diagram with a smaller share of the samples are mostly noise
-_STYLE: Any = {
+STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
     "axes.titlesize": 10,
@@ -79,7 +79,7 @@ class Drawing:
             raise ConfigError(f"figures are written as {', '.join(FILE_TYPES)}; not {kind!r}")
         stream = io.BytesIO()
         metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-        with mpl.rc_context(_STYLE), warnings.catch_warnings():
+        with mpl.rc_context(STYLE), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Glyph")
             self.figure.savefig(stream, format=kind, dpi=200, metadata=metadata)
         return stream.getvalue()
@@ -87,7 +87,7 @@ class Drawing:
 
 def draw(section: Section) -> list[Drawing]:
     """Every figure that the records of a section can give."""
-    with mpl.rc_context(_STYLE), warnings.catch_warnings():
+    with mpl.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")   # class names in scripts that the font lacks
         drawings = [drawing for make in FIGURES.values() if (drawing := make(section)) is not None]
         for drawing in drawings:   # laid out once, so that every file of a figure is the same

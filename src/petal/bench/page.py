@@ -1,0 +1,173 @@
+"""Measurements as a page: eager and fast side by side, the parts of a step, and figures against K and batch size."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from petal._files import replacing
+from petal.errors import DataError
+from petal.report.figures import STYLE, Drawing
+
+MARK = "<!-- From here on by `petal bench page`. -->"
+COLOURS = {"eager": "#7A7A7A", "auto": "#D55E00"}
+NAMES = {"eager": "eager", "auto": "fast"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The rows of one file that `petal bench steps --json` wrote, with the command that made them."""
+
+    command: str
+    torch: str
+    rows: list[dict[str, Any]]
+
+    @property
+    def device(self) -> str:
+        """Where they were measured."""
+        return str(self.rows[0]["device"])
+
+
+def read(path: str | Path) -> Measured:
+    """A file of `petal bench steps --json`."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        measured = Measured(content["command"], content["torch"], content["rows"])
+        kind = content["bench"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is not a file of `petal bench steps --json`: {error!r}") from error
+    if kind != "steps" or not measured.rows:
+        raise DataError(f"{path} holds {len(measured.rows)} rows of {kind!r}; a page is made of steps")
+    return measured
+
+
+def write_page(files: Sequence[str | Path], out: str | Path) -> list[Path]:
+    """Write the page, with its figures in a folder `images` beside it. Returns what was written.
+
+    What `out` holds above the mark stays: words about the figures are written there by hand.
+    """
+    out = Path(out)
+    measured = [read(path) for path in files]
+    head = f"# Performance\n\n{MARK}\n"
+    if out.exists():
+        before, mark, _ = out.read_text(encoding="utf-8").partition(MARK)
+        if not mark:
+            raise DataError(f"{out} exists and has no line {MARK!r}: add it below the words that are to stay")
+        head = before + MARK + "\n"
+    written = []
+    body = []
+    for device, group in _by(measured, lambda m: m.device).items():
+        rows = [row for m in group for row in m.rows]
+        body += [f"\n## {device}, torch {', '.join(sorted({m.torch for m in group}))}\n"]
+        body += ["```\n" + "\n".join(dict.fromkeys(m.command for m in group)) + "\n```\n"]
+        body += [step_table(rows), part_table(rows)]
+        for drawing in drawings(rows):
+            path = out.parent / "images" / f"{drawing.name}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as temporary:
+                temporary.write_bytes(drawing.render("png"))
+            written.append(path)
+            body += [f"![{drawing.caption}](images/{path.name})\n"]
+    with replacing(out) as temporary:
+        temporary.write_text(head + "\n".join(part for part in body if part), encoding="utf-8")
+    return [out, *written]
+
+
+def step_table(rows: Iterable[dict[str, Any]]) -> str:
+    """Markdown: one line a step, eager and fast beside each other."""
+    lines = [
+        "| step | eager ms | fast ms | times | fast, from to | fast images/s | of matrix rate | eager MiB | fast MiB |",
+        "| --- " + "| ---: " * 8 + "|",
+    ]
+    for key, pair in _by(rows, _step).items():
+        by_engine = {row["engine"]: row for row in pair}
+        eager, fast = by_engine.get("eager"), by_engine.get("auto")
+        ratio = f"{eager['ms'] / fast['ms']:.1f}" if eager and fast else ""
+        cells = [_name(key), _number(eager, "ms"), _number(fast, "ms"), ratio]
+        cells += [f"{fast['fastest']:.1f} to {fast['slowest']:.1f}" if fast else "", _number(fast, "images_per_second", 0)]
+        cells += [f"{fast['matrix_share']:.0%}" if fast else "", _number(eager, "peak_mib", 0), _number(fast, "peak_mib", 0)]
+        lines.append("| " + " | ".join(cells) + " |")
+    first = next(iter(rows))
+    note = f"Medians of {first['batches']} batches after warm-up; the matrix rate is a large product's, in the same run."
+    return "\n".join([*lines, "", note, ""])
+
+
+def part_table(rows: Iterable[dict[str, Any]]) -> str:
+    """Markdown: the parts of the steps that were taken apart."""
+    rows = [row for row in rows if row["parts"]]
+    names = list(dict.fromkeys(name for row in rows for name in row["parts"]))
+    if not rows:
+        return ""
+    lines = ["| parts, ms | " + " | ".join(names) + " |", "| --- " + "| ---: " * len(names) + "|"]
+    for row in rows:
+        cells = [f"{row['parts'][name]:.2f}" if name in row["parts"] else "" for name in names]
+        lines.append(f"| {_name(_step(row))}, {NAMES[row['engine']]} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def drawings(rows: list[dict[str, Any]]) -> list[Drawing]:
+    """Time against K and against batch size, for the method and network that were measured at the most points."""
+    out = []
+    views = _longest([r for r in rows if r["gate"] == "open" or r["views"] == 0], ("method", "network", "batch"), "views")
+    if views:
+        title = f"{views[0]['method']}, {views[0]['network']}, batch {views[0]['batch']}: time against the number of views"
+        out.append(_draw("performance-views", title, views, "views", "views K"))
+    batches = _longest([r for r in rows if r["gate"] == "open"], ("method", "network", "views"), "batch")
+    if batches:
+        title = f"{batches[0]['method']}, {batches[0]['network']}, K {batches[0]['views']}: time against the batch size"
+        out.append(_draw("performance-batch", title, batches, "batch", "images a batch"))
+    return out
+
+
+def _longest(rows: list[dict[str, Any]], fixed: tuple[str, ...], along: str) -> list[dict[str, Any]]:
+    groups = _by(rows, lambda row: tuple(row[name] for name in fixed)).values()
+    best = max(groups, key=lambda group: len({row[along] for row in group}), default=[])
+    return best if len({row[along] for row in best}) > 2 else []
+
+
+def _draw(name: str, title: str, rows: list[dict[str, Any]], along: str, label: str) -> Drawing:
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=(6.2, 3.2), layout="constrained")
+        axes = figure.subplots()
+        for engine, group in _by(rows, lambda row: row["engine"]).items():
+            line = sorted(group, key=lambda row: row[along])
+            xs, ys = [row[along] for row in line], [row["ms"] for row in line]
+            axes.plot(xs, ys, "o-", color=COLOURS.get(engine), label=NAMES.get(engine, engine), markersize=4)
+            for x, y in zip(xs, ys, strict=True):
+                above = (0, 6 if engine == "eager" else -13)
+                axes.annotate(f"{y:.0f}", (x, y), above, textcoords="offset points", ha="center", fontsize=7.5)
+        if along == "batch":
+            axes.set_xscale("log")
+            axes.set_xticks(xs, [str(x) for x in xs])
+            axes.minorticks_off()
+        else:
+            axes.set_xticks(xs)
+        axes.set(xlabel=label, ylabel="ms a batch", title=title, ylim=(0, None))
+        axes.margins(y=0.15)
+        axes.legend(frameon=False)
+    values = "; ".join(f"{NAMES.get(r['engine'], r['engine'])} {label} {r[along]}: {r['ms']:.1f} ms" for r in rows)
+    return Drawing(name, title, f"{title}. {values}.", figure)
+
+
+def _step(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (row["method"], row["network"], row["batch"], row["views"], row["gate"])
+
+
+def _name(step: tuple[Any, ...]) -> str:
+    method, network, batch, views, gate = step
+    return f"{method}, {network}, batch {batch}" + (f", K {views} {gate}" if gate != "none" else "")
+
+
+def _number(row: dict[str, Any] | None, key: str, digits: int = 1) -> str:
+    return f"{row[key]:,.{digits}f}" if row is not None and row[key] else ""
+
+
+def _by(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    groups: dict[Any, list[Any]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
