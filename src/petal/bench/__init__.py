@@ -1,1 +1,4 @@
-"""Timings of adaptation steps (`steps`) and of corruptions (`corruptions`), for tables and files, never for tests."""
+"""Timings of steps (`steps`), corruptions (`corruptions`), ranks (`scale`) and the paper's evaluation (`cost`).
+
+They are for tables and files, never for tests.
+"""

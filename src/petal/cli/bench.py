@@ -11,9 +11,10 @@ from rich.table import Table
 
 from petal._files import replacing
 from petal.bench import corruptions as corruption_bench
-from petal.bench import steps
+from petal.bench import cost, scale, steps
 from petal.cli.common import choose_device, words
 from petal.cli.options import command_line, numbers
+from petal.errors import ConfigError
 
 console = Console()
 app = typer.Typer(help="Measure adaptation steps or corruptions on this machine.", no_args_is_help=True)
@@ -81,6 +82,78 @@ def bench_page(
 
     for path in write_page(files, out):
         console.print(f"wrote {path}", highlight=False)
+
+
+@app.command("scale")
+def bench_scale(
+    ranks: Annotated[str, typer.Option(help="Numbers of ranks to tell the time of, as 1-8.")] = "1-8",
+    measure: Annotated[str, typer.Option(help="Numbers of ranks to measure, as many as there are GPUs or cores.")] = "1,2",
+    method: Annotated[str, typer.Option(help="petal or cotta.")] = "petal",
+    network: Annotated[str, typer.Option(help="A network, for example wrn-28-10.")] = "small",
+    batch: Annotated[int, typer.Option(help="Batch size.", min=1)] = 200,
+    views: Annotated[int, typer.Option(help="Number of views K.", min=1)] = 32,
+    engine: Annotated[str | None, typer.Option(help="auto or eager. Default: auto on a GPU.")] = None,
+    batches: Annotated[int, typer.Option(help="Timed batches.", min=1)] = 10,
+    repeat: Annotated[int, typer.Option(help="How often each number of ranks is started anew.", min=1)] = 3,
+    rest_ms: Annotated[
+        float | None, typer.Option(help="With --view-ms: measure nothing, take this for what every rank does.")
+    ] = None,
+    view_ms: Annotated[float | None, typer.Option(help="A view and the teacher's prediction of it.")] = None,
+    draw_ms: Annotated[float, typer.Option(help="The random numbers of a view, where nothing is measured.")] = 0.0,
+    exchange_ms: Annotated[float, typer.Option(help="The messages of a step, where nothing is measured.")] = 0.0,
+    device: Device = "auto",
+    out: Json = None,
+) -> None:
+    """A step whose views are shared out over ranks: a model from the parts of a step, beside measured times."""
+    if (rest_ms is None) != (view_ms is None):
+        raise ConfigError("give --rest-ms and --view-ms together")
+    measured: dict[int, float] = {}
+    if rest_ms is not None and view_ms is not None:
+        parts = scale.Parts(views, rest_ms, view_ms, draw_ms, exchange_ms)
+    else:
+        kind = choose_device(device).type
+        chosen = engine or ("auto" if kind == "cuda" else "eager")
+        setting = scale.Setting(method, network, batch, views, chosen, kind, batches)
+        with console.status("measuring"):
+            parts, measured = scale.measure(setting, numbers([measure], "--measure"), repeat)
+    rows = scale.table(parts, numbers([ranks], "--ranks"), measured)
+    _write(out, "scale", [row.to_json() for row in rows])
+    console.print(
+        f"rest {parts.rest:.2f} ms, a view {parts.view:.2f}, its random numbers {parts.draw:.3f}, "
+        f"messages {parts.exchange:.2f}"
+    )
+    shown = Table("ranks", box=None, pad_edge=False)
+    for name in ("views a rank", "model, ms", "measured, ms", "faster by", "of ideal"):
+        shown.add_column(name, justify="right")
+    for r in rows:
+        shown.add_row(
+            str(r.ranks), str(r.views_a_rank), f"{r.model:.1f}", "" if r.measured is None else f"{r.measured:.1f}",
+            f"{r.speedup:.2f}", f"{r.speedup / r.ranks:.0%}",
+        )  # fmt: skip
+    console.print(shown)
+
+
+@app.command("cost")
+def bench_cost(
+    forward_ms: Annotated[float, typer.Option(help="A forward pass of WRN-28-10 at batch 200.")],
+    student_ms: Annotated[float, typer.Option(help="Its forward and backward pass.")],
+    closed_ms: Annotated[float, typer.Option(help="A step of PETAL without views.")],
+    open_ms: Annotated[float, typer.Option(help="A step of PETAL with views.")],
+    out: Json = None,
+) -> None:
+    """GPU-hours of the paper's whole evaluation, from milliseconds a batch as `petal bench steps` measures them."""
+    rows = cost.evaluation_cost(cost.Figures(forward_ms, student_ms, closed_ms, open_ms))
+    _write(out, "cost", [row.to_json() for row in rows])
+    shown = Table("benchmark", box=None, pad_edge=False)
+    for name in ("runs", "batches a run", "arithmetic a batch", "GPU-h, no views", "GPU-h, views on all"):
+        shown.add_column(name, justify="right")
+    for r in rows:
+        shown.add_row(
+            r.recipe, str(r.runs), f"{r.batches:,}", f"{r.relative:.2f}", f"{r.least:.2f}", f"{r.most:.2f}"
+        )  # fmt: skip
+    shown.add_row("all", str(sum(r.runs for r in rows)), "", "", *(f"{sum(v):.2f}" for v in zip(
+        *((r.least, r.most) for r in rows), strict=True)))  # fmt: skip
+    console.print(shown)
 
 
 def step_table(rows: list[steps.Row]) -> Table:

@@ -1,0 +1,83 @@
+"""What the paper's whole evaluation costs: batches of every table, times milliseconds a batch."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from petal.bench.steps import NETWORK_INPUT
+from petal.data import STREAMS, from_arrays
+from petal.models import build, flops
+from petal.recipes import TABLE_1, Recipe, jobs_for, recipe, rows
+
+# recipe, images of each domain, seeds of the methods that draw random numbers
+EVALUATION = (
+    ("cifar10", 10_000, 5),
+    ("cifar10-gradual", 10_000, 1),
+    ("cifar100", 10_000, 5),
+    ("imagenet", 5_000, 1),
+    ("imagenet-3dcc", 5_000, 1),
+)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Milliseconds a batch of WRN-28-10 at batch 200, from `petal bench steps`."""
+
+    forward: float              # source, batch norm
+    student: float              # TENT and pseudo-labels: forward and backward
+    closed: float               # a step of CoTTA or PETAL without views
+    opened: float               # the same with views
+
+    def of(self, method: str) -> tuple[float, float]:
+        """The least and the most for a method: no batch with views, every batch with views."""
+        if method in ("cotta", "petal"):
+            return self.closed, self.opened
+        ms = self.forward if method in ("source", "bn") else self.student
+        return ms, ms
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One benchmark: all its runs."""
+
+    recipe: str
+    runs: int
+    batches: int                # of a run
+    relative: float             # arithmetic of a batch, that of WRN-28-10 at batch 200 being 1
+    least: float                # GPU-hours, no batch with views
+    most: float                 # GPU-hours, every batch with views
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def evaluation_cost(figures: Figures) -> list[Cost]:
+    """GPU-hours of each benchmark. A network other than WRN-28-10 is taken to need time in proportion to its arithmetic."""
+    base = _work(recipe("cifar10"))
+    out = []
+    for name, images, seeds in EVALUATION:
+        chosen = recipe(name)
+        known = rows(chosen)
+        jobs = jobs_for([known[row] for row in TABLE_1], chosen.numbers, range(seeds))
+        count, relative = batches(chosen, images), _work(chosen) / base
+        times = [figures.of(job.row.method) for job in jobs]
+        least, most = (sum(t) * count * relative / 3.6e6 for t in zip(*times, strict=True))
+        out.append(Cost(name, len(jobs), count, relative, least, most))
+    return out
+
+
+def batches(chosen: Recipe, images: int) -> int:
+    """Batches of a run. A gradual stream visits its domains at several severities."""
+    visits = len(chosen.order(1))
+    if chosen.stream != "continual":
+        one = from_arrays(torch.zeros(1, 3, 8, 8), torch.zeros(1, dtype=torch.long))
+        visits = len(STREAMS[chosen.stream](one, chosen.order(1), batch_size=1))
+    return visits * math.ceil(images / chosen.batch_size)
+
+
+def _work(chosen: Recipe) -> float:
+    size = NETWORK_INPUT.get(chosen.network, (32, chosen.classes))[0]
+    return float(flops(build(chosen.network, chosen.classes, seed=0), (3, size, size)) * chosen.batch_size)
