@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from cli.test_run import call as call_run
 from cli.test_run import records
 from petal import METHODS, PetalError
 from petal.cli.report import report
-from petal.cli.sweep import sweep
-from petal.sweep import Resources, cluster
+from petal.cli.sweep import Board, sweep
+from petal.sweep import Outcome, Resources, cluster
 from recipes.source import make_source
 
 SMALL = ["--images", "16", "--batch-size", "8", "--checkpoint-every", "4"]
@@ -257,3 +258,28 @@ def test_what_each_job_asks_for() -> None:
     assert found == [("a", "b")]
     assert asked == {"num_cpus": 2, "num_gpus": 0.25, "max_retries": 5, "retry_exceptions": True}
     assert ticks
+
+
+def test_all_runs_are_on_the_board(tmp_path: Path) -> None:
+    """Bars of the runs that have begun, counted from their records; those that are over have gone to the lines above."""
+    tasks = [SimpleNamespace(name=name, place=tmp_path / name) for name in ("a", "b", "c")]
+    for task, lines in zip(tasks, (3, 1, 0), strict=True):
+        task.place.mkdir()
+        text = "".join(json.dumps({"position": n, "error": 0.5, "n": 4}) + "\n" for n in range(lines))
+        (task.place / "records.jsonl").write_text(text)
+    console = Console(record=True, width=120)
+    board = Board(console, False, tasks, {"a": 4, "b": 4, "c": 4}, already=2)  # type: ignore[arg-type]
+    board.tick()
+    shown = {task.description: (task.completed, task.visible) for task in board.progress.tasks}
+    assert shown == {
+        "all runs: 0 of 3 done": (4, True), "a: 50.00 % so far": (3, True), "b: 50.00 % so far": (1, True),
+        "c: 0.00 % so far": (0, False),
+    }  # fmt: skip
+    board.show([Outcome("a", {"error": 0.25}, warnings=("odd pixels",)), Outcome("b", failed="no memory")])
+    assert [outcome.name for outcome in board.failed] == ["b"]
+    assert not any(task.visible for task in board.progress.tasks[1:])
+    said = console.export_text()
+    assert "3/5 a" in said
+    assert "error  25.00 %" in said
+    assert "odd pixels" in said
+    assert "failed: no memory" in said
