@@ -20,7 +20,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -139,7 +139,9 @@ class Ranks:
             signal.signal(signal.SIGTERM, before)
 
     def leave(self) -> None:
-        """Say goodbye; call it when all is done."""
+        """Say goodbye when all is done; nobody goes while another still talks."""
+        with suppress(ParallelError):
+            self.exchange([0.0])
         dist.destroy_process_group()
 
     # The check that all do the same

@@ -26,6 +26,8 @@ def test_measure_starts_ranks_and_times_them() -> None:
     assert measured.keys() == {1, 2}
     assert min(*measured.values(), parts.view, parts.draw, parts.exchange) > 0
     assert parts.rest + 3 * parts.view == pytest.approx(max(measured[1], 3 * parts.view))
+    with pytest.raises(ConfigError, match="leave out --busy"):
+        scale.measure(scale.Setting(device="cuda", busy=True), [1])
     with pytest.raises(ConfigError, match="tent has no views"):
         scale.Setting(method="tent").adapter(torch.device("cpu"))
 

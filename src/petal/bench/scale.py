@@ -12,6 +12,7 @@ import math
 import os
 import socket
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -89,6 +90,7 @@ class Setting:
     device: str = "cpu"
     batches: int = 10
     threads: int = 1                        # of each rank on a CPU, whatever their number
+    busy: bool = False                      # count processor time of rank 0, which does not run while others do
 
     def adapter(self, device: torch.device, ranks: parallel.Ranks | None = None) -> tuple[MeanTeacher, Tensor]:
         """The adapter, its gate always open, and its batch."""
@@ -110,6 +112,8 @@ def measure(setting: Setting, ranks: list[int], repeat: int = 3) -> tuple[Parts,
     Times are those of the fastest batches, over `repeat` turns through the numbers of ranks: a machine that is busy with
     other things makes times longer and never shorter.
     """
+    if setting.device == "cuda" and setting.busy:
+        raise ConfigError("a GPU's work is not processor time: leave out --busy")
     if setting.device == "cuda" and torch.cuda.device_count() < max(ranks):
         raise ConfigError(f"{max(ranks)} ranks need as many GPUs: there are {torch.cuda.device_count()} here")
     steps: dict[int, list[float]] = {n: [] for n in {1, *ranks}}
@@ -155,7 +159,8 @@ def _rank(rank: int, count: int, port: int, setting: Setting, file: Path) -> Non
 
     def fastest(body: Callable[[], object]) -> float:
         body()
-        return min(_timed(body, device) for _ in range(setting.batches))
+        timed = _processor_time if setting.busy else _timed
+        return min(timed(body, device) for _ in range(setting.batches))
 
     with torch.no_grad():
         adapter(x)
@@ -169,6 +174,12 @@ def _rank(rank: int, count: int, port: int, setting: Setting, file: Path) -> Non
         torch.save(times, file)
     if ranks is not None:
         ranks.leave()
+
+
+def _processor_time(body: Callable[[], object], device: torch.device) -> float:
+    started = time.process_time()
+    body()
+    return (time.process_time() - started) * 1e3
 
 
 def views_only(adapter: MeanTeacher, x: Tensor) -> None:

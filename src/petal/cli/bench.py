@@ -95,6 +95,10 @@ def bench_scale(
     engine: Annotated[str | None, typer.Option(help="auto or eager. Default: auto on a GPU.")] = None,
     batches: Annotated[int, typer.Option(help="Timed batches.", min=1)] = 10,
     repeat: Annotated[int, typer.Option(help="How often each number of ranks is started anew.", min=1)] = 3,
+    busy: Annotated[
+        bool, typer.Option("--busy", help="Count processor time instead, on a CPU that does other things too: waiting for "
+                           "other ranks is left out.")
+    ] = False,
     rest_ms: Annotated[
         float | None, typer.Option(help="With --view-ms: measure nothing, take this for what every rank does.")
     ] = None,
@@ -113,7 +117,7 @@ def bench_scale(
     else:
         kind = choose_device(device).type
         chosen = engine or ("auto" if kind == "cuda" else "eager")
-        setting = scale.Setting(method, network, batch, views, chosen, kind, batches)
+        setting = scale.Setting(method, network, batch, views, chosen, kind, batches, busy=busy)
         with console.status("measuring"):
             parts, measured = scale.measure(setting, numbers([measure], "--measure"), repeat)
     rows = scale.table(parts, numbers([ranks], "--ranks"), measured)
