@@ -152,8 +152,7 @@ def _draw(name: str, title: str, rows: list[dict[str, Any]], along: str, label: 
             xs, ys = [row[along] for row in line], [row["ms"] for row in line]
             axes.plot(xs, ys, "o-", color=COLOURS.get(engine), label=NAMES.get(engine, engine), markersize=4)
             for x, y in zip(xs, ys, strict=True):
-                above = (0, 6 if engine == "eager" else -13)
-                axes.annotate(f"{y:.0f}", (x, y), above, textcoords="offset points", ha="center", fontsize=7.5)
+                axes.annotate(f"{y:.0f}", (x, y), (0, 6), textcoords="offset points", ha="center", fontsize=7.5)
         if along == "batch":
             axes.set_xscale("log")
             axes.set_xticks(xs, [str(x) for x in xs])
