@@ -62,7 +62,7 @@ def save(adapter: Adapter, path: PathLike, extra: Mapping[str, Any] | None = Non
     state = {key: value.contiguous().cpu() for key, value in adapter.state_dict().items()}
     text = json.dumps(
         {
-            "method": type(adapter).__name__,
+            "method": adapter.kind,
             "petal": __version__,
             "torch": torch.__version__,
             "device": adapter.device.type,
@@ -205,7 +205,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _check_belongs(adapter: Adapter, about: Mapping[str, Any], state: Mapping[str, Tensor], path: PathLike) -> None:
-    mine = type(adapter).__name__
+    mine = adapter.kind
     if about["method"] != mine:
         raise CheckpointError(f"{path} is a checkpoint of {about['method']}, and this adapter is {mine}")
     if about["device"] != adapter.device.type:
