@@ -1,18 +1,19 @@
 """A watch over an adapter that adapts without labels: sees it collapse, and takes it back to where it was well.
 
-Nobody tells an adapter that it has begun to learn from its own mistakes. `Guard` goes around any method and compares what it
-says with what the network it started from says of the same samples. A narrow distribution of labels is no sign of a collapse if
-the source sees it too; disagreement with the source is none if the source is lost itself. So signals are judged together:
+Nobody tells an adapter that it has begun to learn from its own mistakes. `Guard` goes around any method and compares what
+it says with what the network it started from says of the same samples. A narrow distribution of labels is no sign of a
+collapse if the source sees it too; disagreement with the source is none if the source is lost itself. So signals are judged
+together:
 
     concentration   1 - H(mean prediction) / log(classes) over the last `window` samples; 1 is a single class
     entropy         mean entropy of the predictions, in nats
     confidence      mean probability of the predicted label
     disagreement    share of samples that the source calls otherwise
-    distance        root mean square of (θ - θ_0) / σ by the source posterior, if the method has one; else |θ - θ_0| / |θ_0|
+    distance        root mean square of (θ - θ_0) / σ by the source posterior if the method has one, else |θ - θ_0| / |θ_0|
     update          the same measure of the way since the last snapshot, for each batch
 
-The sums of a batch stay on its device. Every `every` batches the guard looks: one forward of the source, norms of the weights
-(every `every` batches only), and one wait for the device.
+The sums of a batch stay on its device. Every `every` batches the guard looks: one forward of the source, norms of the
+weights, and one wait for the device.
 """
 
 import math
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 
 from petal import functional as F
-from petal.errors import ConfigError, PetalWarning
+from petal.errors import PetalWarning
 from petal.methods import Adapter, Wrapper
 from petal.methods.base import check_choice, check_number
 
@@ -73,10 +74,11 @@ class Reading:
 class Guard(Wrapper):
     """Watches an adapter and acts when it collapses.
 
-    Limits: `disagreement` is the share of samples (times 1 - 1/classes, what chance gives) that raises an alarm together with
-    another signal, or alone from 1.3 times as much; `concentration` and `entropy` (a share of log(classes)) are how far
-    the adapter may be beyond the source; `distance` and `update` are multiples of their usual values. An adapter whose
-    weights or predictions are not finite raises one at once.
+    Limits: `disagreement` is the share of samples (times 1 - 1/classes, what chance gives) that raises an alarm together
+    with another signal, or alone from 1.3 times as much; `concentration` and `entropy` (a share of log(classes)) are how far
+    the adapter may be beyond the source, alone twice as far (concentration) or together with some disagreement; `distance`
+    and `update` are multiples of their usual values, and both at once raise an alarm. An adapter whose weights or answers
+    are not finite raises one at the next look.
 
     Policies, on an alarm:
 
@@ -102,7 +104,7 @@ class Guard(Wrapper):
         policy: str = "rollback",
         every: int = 10,
         window: int = 5000,
-        disagreement: float = 0.5,
+        disagreement: float = 0.4,
         concentration: float = 0.3,
         entropy: float = 0.3,
         distance: float = 3.0,
@@ -113,8 +115,9 @@ class Guard(Wrapper):
     ) -> None:
         super().__init__(adapter)
         check_choice("policy", policy, POLICIES)
-        for name, whole in (("every", every), ("window", window), ("cooldown", cooldown), ("snapshot_every", snapshot_every)):
-            check_number(name, whole, low=1, whole=True)
+        counts = {"every": every, "window": window, "cooldown": cooldown, "snapshot_every": snapshot_every}
+        for name, count in counts.items():
+            check_number(name, count, low=1, whole=True)
         for name, share in (("disagreement", disagreement), ("concentration", concentration), ("entropy", entropy)):
             check_number(name, share, low=0, high=1)
         check_number("distance", distance, low=1)
@@ -139,7 +142,7 @@ class Guard(Wrapper):
         self._well = True                           # every look since the candidate was
         self._thaw = 0                              # learning is off before this step; -1: until `thaw`
         self._strikes = 0
-        self._usual = [math.nan, math.nan]          # distance and update while well
+        self._usual = [0.0, 0.0]                    # distance and update while well; 0: not known yet
         self._reading: Reading | None = None
 
     # What users call
@@ -158,9 +161,19 @@ class Guard(Wrapper):
         return logits
 
     def status(self) -> dict[str, float]:
-        """The signals at the last look; NaN before the first one, and disagreement while the source is no judge."""
+        """The signals at the last look; NaN before the first one."""
         found = self._reading
         return {name: math.nan if found is None else getattr(found, name) for name in SIGNALS}
+
+    @property
+    def batches(self) -> int:
+        """Batches seen."""
+        return self._step
+
+    @property
+    def looked(self) -> bool:
+        """Whether it looked after the last batch."""
+        return bool(self._origin) and self._step > 0 and self._step % self.every == 0
 
     @property
     def frozen(self) -> bool:
@@ -191,7 +204,7 @@ class Guard(Wrapper):
             self._pairs = torch.zeros(2 * classes + 6, dtype=torch.float64, device=logits.device)
         self._sums.mul_((1 - 1 / self.window) ** n).add_(_totals(logits))
         self._step += 1
-        if self._step % self.every == 0 and self._origin:
+        if self.looked:
             self._look(x, logits)
 
     def _look(self, x: Tensor, logits: Tensor) -> None:
@@ -215,7 +228,7 @@ class Guard(Wrapper):
         assert self._sums is not None
         assert self._pairs is not None
         numbers = torch.cat([self._sums, self._pairs, self._norms()]).cpu()
-        sums, pairs, norms = numbers.split([classes + 3, 2 * classes + 6, 2])
+        sums, pairs, norms = numbers[: classes + 3], numbers[classes + 3 : -2], numbers[-2:]
         ours, theirs, count = pairs[:classes], pairs[classes + 3 : 2 * classes + 3], float(pairs[classes + 2])
         return Reading(
             concentration=_concentration(sums[:classes]),
@@ -254,8 +267,11 @@ class Guard(Wrapper):
         narrow = here.paired_concentration - here.source_concentration
         blurred = (here.entropy - here.source_entropy) / most
         concentration, entropy = self.limits["concentration"], self.limits["entropy"]
-        distance, update = (u * self.limits[k] for u, k in zip(self._usual, ("distance", "update"), strict=True))
-        second = narrow > concentration or blurred > entropy or here.distance > distance or here.update > update
+        distance, update = (self._usual[n] * self.limits[k] or math.inf for n, k in enumerate(("distance", "update")))
+        far, fast = here.distance > distance, here.update > update
+        if far and fast:
+            return "update", here.update, update
+        second = narrow > concentration or blurred > entropy or far or fast
         if judge and here.disagreement > (limit if second else SURE * limit):
             return "disagreement", here.disagreement, limit if second else SURE * limit
         doubtful = judge and here.disagreement > HEALTHY * limit
@@ -282,7 +298,7 @@ class Guard(Wrapper):
             return
         for number, value in enumerate((here.distance, here.update)):
             known = self._usual[number]
-            self._usual[number] = value if math.isnan(known) else known + 0.1 * (value - known)
+            self._usual[number] = known + 0.1 * (value - known) if known else value
         if self._step - self._kept >= self.snapshot_every or not self._well:
             if self._well and self._candidate is not None:
                 self._good = self._candidate
@@ -319,8 +335,8 @@ class Guard(Wrapper):
             self.freeze()
         self._strikes += 1
         self.alarms.append(Alarm(self._step, signal, value, limit, action))
-        text = f"{self.adapter.kind} shows signs of a collapse after batch {self._step}: {signal} {value:.3g}, limit {limit:.3g}"
-        warnings.warn(f"{text} ({action})", PetalWarning, stacklevel=5)
+        text = f"{self.adapter.kind} shows signs of a collapse after batch {self._step}"
+        warnings.warn(f"{text}: {signal} {value:.3g}, limit {limit:.3g}; {action}", PetalWarning, stacklevel=5)
 
     def _soften(self, share: float) -> None:
         """Weight ensembling with the source: θ <- (1 - share) θ + share θ_0, student and teacher."""
@@ -335,16 +351,16 @@ class Guard(Wrapper):
 
     def own_state(self) -> dict[str, Tensor]:
         """Windows, counters, alarms and both snapshots."""
-        reading = [math.nan] * len(Reading.__dataclass_fields__) if self._reading is None else list(vars(self._reading).values())
         state = {
             "counters": torch.tensor([self._step, self._kept, self._well, self._thaw, self._strikes]),
             "usual": torch.tensor(self._usual, dtype=torch.float64),
-            "reading": torch.tensor(reading, dtype=torch.float64),
             "alarms": torch.tensor(
                 [[a.step, SIGNALS.index(a.signal), a.value, a.limit, POLICIES.index(a.action)] for a in self.alarms],
                 dtype=torch.float64,
             ).reshape(-1, 5),
         }
+        if self._reading is not None:
+            state["reading"] = torch.tensor(list(vars(self._reading).values()), dtype=torch.float64)
         if self._sums is not None and self._pairs is not None:
             state |= {"sums": self._sums.clone(), "pairs": self._pairs.clone()}
         for name, snapshot in (("good", self._good), ("candidate", self._candidate)):
@@ -353,10 +369,10 @@ class Guard(Wrapper):
 
     def check_own_state(self, state: Mapping[str, Tensor]) -> list[str]:
         """Names and shapes; windows and snapshots may not be there yet."""
-        fixed = {"counters": (5,), "usual": (2,), "reading": (len(Reading.__dataclass_fields__),)}
+        fixed = {"counters": (5,), "usual": (2,)}
         problems = [f"missing 'guard.{key}'" for key in (*fixed, "alarms") if key not in state]
         weights = {key: tuple(value.shape) for key, value in self._weights().items()}
-        shapes: dict[str, tuple[int, ...]] = {**fixed}
+        shapes: dict[str, tuple[int, ...]] = {**fixed, "reading": (len(Reading.__dataclass_fields__),)}
         for name in ("good", "candidate"):
             expected = {f"{name}.{key}": shape for key, shape in weights.items()}
             if any(key.startswith(f"{name}.") for key in state):
@@ -377,8 +393,7 @@ class Guard(Wrapper):
         self._step, self._kept, well, self._thaw, self._strikes = map(int, state["counters"].tolist())
         self._well = bool(well)
         self._usual = state["usual"].tolist()
-        reading = state["reading"].tolist()
-        self._reading = Reading(*reading) if self._step >= self.every and self._origin else None
+        self._reading = Reading(*state["reading"].tolist()) if "reading" in state else None
         self.alarms = [
             Alarm(int(step), SIGNALS[int(signal)], value, limit, POLICIES[int(action)])
             for step, signal, value, limit, action in state["alarms"].tolist()

@@ -60,7 +60,8 @@ def network_copy(model: nn.Module, batch_statistics: bool) -> nn.Module:
 
 def _use_batch_statistics(name: str, layer: _BatchNorm) -> None:
     if layer.running_mean is not None and layer.running_var is not None:
-        layer.source_statistics = (layer.running_mean.clone(), layer.running_var.clone())  # for `RecentNorm`
+        kept = (layer.running_mean.clone(), layer.running_var.clone())
+        object.__setattr__(layer, "source_statistics", kept)  # for `RecentNorm`; not part of the network's state
     layer.track_running_stats = False
     layer.running_mean = layer.running_var = layer.num_batches_tracked = None
 
@@ -81,19 +82,20 @@ class RecentNorm(nn.Module):
     """Batch norm by statistics of the source and of recent samples, the same for a batch of 1 and of 1,000.
 
     For each class it keeps moving averages of the channels' mean and mean square over the samples so labelled, of about
-    `window` / classes samples each, which begin at the source's. The estimate is their mean over the classes, however often
-    each came, with the share `source` of the source's own statistics; each image is normalised by it with the share `own` of
-    the image's own statistics.
+    `window` / classes samples each, which begin at the source's. What moves them is partly news of the domain: the mean of
+    their moves, times `shared`, moves all of them. The estimate is their mean over the classes, however often each came,
+    with the share `source` of the source's own statistics; each image is normalised by it with the share `own` of its own
+    statistics.
     """
 
     start: Tensor
     recent: Tensor
 
-    def __init__(self, layer: _BatchNorm, window: float, source: float, own: float) -> None:
+    def __init__(self, layer: _BatchNorm, window: float, shared: float, source: float, own: float) -> None:
         super().__init__()
         mean, var = source_statistics(layer)
         self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
-        self.window, self.source_share, self.own_share = window, source, own
+        self.window, self.shared, self.source_share, self.own_share = window, shared, source, own
         self.register_buffer("start", torch.stack([mean, var + mean.square()]))     # [2, C]
         self.register_buffer("recent", self.start[:, None])                         # [2, classes (1 at first), C]
         self.seen: Tensor | None = None                                             # [2, n, C]
@@ -119,7 +121,9 @@ class RecentNorm(nn.Module):
         count = members.sum(0)
         means = members.T @ self.seen / count.clamp(min=1)[:, None]                 # [2, classes, C]
         moved = 1 - (1 - min(classes / self.window, 1.0)) ** count
-        self.recent = self.recent.expand_as(means).lerp(means, moved[:, None])
+        before = self.recent.expand_as(means)
+        common = self.shared * ((means - before) * moved[:, None]).mean(1, keepdim=True)
+        self.recent = (before + common).lerp(means, moved[:, None])
 
     def restart(self) -> None:
         """Back to the source's statistics."""
@@ -142,7 +146,7 @@ def with_recent_norm(network: nn.Module, **options: float) -> tuple[nn.Module, l
     memo: dict[int, object] = {id(p): p for p in network.parameters()}
     layers: list[RecentNorm] = []
     for _, layer in batch_norms(network):
-        recent = RecentNorm(layer, **options)  # type: ignore[arg-type]
+        recent = RecentNorm(layer, **options)
         memo[id(layer)] = recent
         layers.append(recent)
-    return deepcopy(network, memo), layers
+    return deepcopy(network, memo).eval(), layers

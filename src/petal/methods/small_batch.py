@@ -1,7 +1,7 @@
 """Small batches and correlated labels: predictions that need no batch, and batches of one's own to adapt to.
 
-A stream that brings one image at a time, or long runs of one class, breaks what methods with batch statistics live by: a batch
-that looks like the data. `SmallBatch` goes around any of them and takes both jobs of the batch away from it.
+A stream that brings one image at a time, or long runs of one class, breaks what methods with batch statistics live by: a
+batch that looks like the data. `SmallBatch` goes around any of them and takes both jobs of the batch away from it.
 """
 
 import math
@@ -25,11 +25,12 @@ class SmallBatch(Wrapper):
     Predictions are made at once, by the network that the method predicts with (the teacher, where there is one). Its batch
     norms use running estimates that begin at the source's statistics, follow the last `window` images class by class (the
     labels are those predicted), count every class the same, and mix in the share `source` of the source's statistics and
-    the share `own` of each image's. See `petal.norm.RecentNorm`.
+    the share `own` of each image's; `shared` says how much a class's samples tell of the other classes. See
+    `petal.norm.RecentNorm`.
 
-    Learning happens in batches of fixed size `memory`, one for every `every` images that came: those kept by a memory in which
-    every predicted class has the same room, the recent and certain samples stay, and none is older than `age` images. The
-    method does with such a batch what it always does.
+    Learning happens in batches of fixed size `memory`, at most one a call and one for every `every` images: those kept by a
+    memory in which every predicted class has the same room, the recent and certain samples stay, and those older than `age`
+    images go first. The method does with such a batch what it always does.
 
     Networks without batch norm work too: then only the memory matters. The views of CoTTA and Petal serve learning alone.
     """
@@ -44,6 +45,7 @@ class SmallBatch(Wrapper):
         every: int = 64,
         age: int = 512,
         window: float = 100.0,
+        shared: float = 1.0,
         source: float = 0.1,
         own: float = 0.1,
     ) -> None:
@@ -54,11 +56,12 @@ class SmallBatch(Wrapper):
         check_number("every", every, low=1, whole=True)
         check_number("age", age, low=1, whole=True)
         check_number("window", window, low=1)
+        check_number("shared", shared, low=0, high=1)
         check_number("source", source, low=0, high=1)
         check_number("own", own, low=0, high=1)
         self.memory, self.every, self.age = memory, every, age
         target = getattr(adapter, "teacher", adapter.model)
-        self._network, self._norms = with_recent_norm(target, window=window, source=source, own=own)
+        self._network, self._norms = with_recent_norm(target, window=window, shared=shared, source=source, own=own)
         self.reset_own()
 
     def reset_own(self) -> None:
@@ -103,13 +106,13 @@ class SmallBatch(Wrapper):
     def _checked(self, x: Tensor) -> Iterator[Tensor]:
         check_batch(x, self.device, self.dtype)
         if self._samples is not None and x.shape[1:] != self._samples.shape[1:]:
-            raise InputError(f"the memory holds images of {list(self._samples.shape[1:])}; the batch's are {list(x.shape[1:])}, "
-                             f"shape {list(x.shape)}: images of one stream have one size")  # fmt: skip
+            size = list(self._samples.shape[1:])
+            raise InputError(f"the batch has shape {list(x.shape)} and the memory holds samples of {size}: give one size")
         with self._guarded(x) as x, torch.no_grad():
             yield x
 
     def _predicted(self, x: Tensor) -> Tensor:
-        """Logits. Several samples say something about their domain, so they are labelled first and predicted after that."""
+        """Logits. Several samples say something about their domain: they are labelled first and predicted after that."""
         logits = self.forward_through(self._network, x)
         for layer in self._norms:
             layer.learn(logits.argmax(1), logits.shape[1])
@@ -159,7 +162,7 @@ class SmallBatch(Wrapper):
                 problems.append(f"'small.norm.{number}' is {shape} instead of [2, classes, {layer.start.shape[1]}]")
         size = len(state["samples"]) if "samples" in state else 0
         if ("samples" in state) != ("facts" in state) or size > self.memory or (size and len(state["facts"]) != size):
-            problems.append(f"'small.samples' is a memory of {size} images instead of up to {self.memory}, each with its facts")
+            problems.append(f"'small.samples' is a memory of {size} images instead of up to {self.memory} with their facts")
         return problems
 
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:

@@ -22,8 +22,9 @@ class Wrapper(Adapter):
     def __init__(self, adapter: Adapter) -> None:
         nn.Module.__init__(self)
         if not isinstance(adapter, Adapter):
-            raise ConfigError(f"{type(self).__name__} goes around a method such as petal.Petal, got {type(adapter).__name__}")
+            raise ConfigError(f"{type(self).__name__} goes around a method (petal.Petal), got {type(adapter).__name__}")
         self.adapter = adapter
+        self.training = False
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -40,6 +41,10 @@ class Wrapper(Adapter):
     def skipped(self) -> int:
         """Updates not made because the loss or a gradient was not finite."""
         return self.adapter.skipped
+
+    @skipped.setter
+    def skipped(self, value: int) -> None:
+        self.adapter.skipped = value
 
     @property
     def method(self) -> Adapter:
