@@ -29,11 +29,11 @@ MAKE: dict[str, Callable[..., petal.Adapter]] = {
     "petal": _petal,
 }
 WRAPPED: dict[str, Callable[..., petal.Adapter]] = {  # what goes around a method is an adapter like any other
-    "guard(petal)": lambda model, **options: petal.Guard(_petal(model, **options), every=5, snapshot_every=5),
-    "guard(tent)": lambda model, **options: petal.Guard(petal.Tent(model, **options), every=5, snapshot_every=5),
+    "guard(petal)": lambda model, **options: petal.Guard(_petal(model, **options), every=5, window=60),
+    "guard(tent)": lambda model, **options: petal.Guard(petal.Tent(model, **options), every=5, window=60),
     "small(tent)": lambda model, **options: petal.SmallBatch(petal.Tent(model, **options), memory=12, every=12),
     "guard(small(petal))": lambda model, **options: petal.Guard(
-        petal.SmallBatch(_petal(model, **options), memory=16, every=12), every=5, snapshot_every=5
+        petal.SmallBatch(_petal(model, **options), memory=16, every=12), every=5, window=60
     ),
 }
 MAKE |= WRAPPED

@@ -83,17 +83,17 @@ class Guard(Wrapper):
     Policies, on an alarm:
 
         warn        a PetalWarning and an entry in `alarms`, as all of them
-        rollback    back to the last good snapshot, and no learning for `cooldown` batches
+        rollback    back to the last good snapshot, and no learning for `cooldown` samples
         soften      weights move the share `soften` toward the source; further with every alarm that follows
-        reset       everything back to the start, and no learning for `cooldown` batches
+        reset       everything back to the start, and no learning for `cooldown` samples
         freeze      back to the last good snapshot, and no learning until `thaw()`
 
     What caused a collapse is mostly still there afterwards. So the cool-down doubles with every alarm that follows within
     100 cool-downs: an adapter that cannot learn here without collapsing comes to rest at its last good weights and tries
     again ever more rarely. While learning is off, predictions go on as `predict` makes them.
 
-    Every `snapshot_every` batches the weights are kept, if no signal is suspicious; a snapshot counts as good when the next
-    one is taken and every look in between was well. Two are held in memory.
+    Every `window` samples the weights are kept, if no signal is suspicious; a snapshot counts as good when the next one is
+    taken and every look in between was well. Two are held in memory.
     """
 
     prefix = "guard."
@@ -109,14 +109,12 @@ class Guard(Wrapper):
         entropy: float = 0.3,
         distance: float = 3.0,
         update: float = 10.0,
-        cooldown: int = 50,
+        cooldown: int = 10_000,
         soften: float = 0.5,
-        snapshot_every: int = 50,
     ) -> None:
         super().__init__(adapter)
         check_choice("policy", policy, POLICIES)
-        counts = {"every": every, "window": window, "cooldown": cooldown, "snapshot_every": snapshot_every}
-        for name, count in counts.items():
+        for name, count in (("every", every), ("window", window), ("cooldown", cooldown)):
             check_number(name, count, low=1, whole=True)
         for name, share in (("disagreement", disagreement), ("concentration", concentration), ("entropy", entropy)):
             check_number(name, share, low=0, high=1)
@@ -126,7 +124,7 @@ class Guard(Wrapper):
         self.policy, self.every, self.window = policy, every, window
         self.limits = {"disagreement": disagreement, "concentration": concentration, "entropy": entropy,
                        "distance": distance, "update": update}  # fmt: skip
-        self.cooldown, self.soften, self.snapshot_every = cooldown, soften, snapshot_every
+        self.cooldown, self.soften = cooldown, soften
         self._origin = adapter.origin()
         self.reset_own()
 
@@ -138,9 +136,11 @@ class Guard(Wrapper):
         self._good: dict[str, Tensor] | None = None
         self._candidate: dict[str, Tensor] | None = None
         self._step = 0                              # batches seen
-        self._kept = 0                              # the step of the candidate
+        self._seen = 0                              # samples seen
+        self._kept = 0                              # samples seen when the candidate was taken
         self._well = True                           # every look since the candidate was
-        self._thaw = 0                              # learning is off before this step; -1: until `thaw`
+        self._thaw = 0                              # learning is off until so many samples; -1: until `thaw`
+        self._last = 0                              # samples seen at the last alarm
         self._strikes = 0
         self._usual = [0.0, 0.0]                    # distance and update while well; 0: not known yet
         self._reading: Reading | None = None
@@ -178,7 +178,7 @@ class Guard(Wrapper):
     @property
     def frozen(self) -> bool:
         """Whether learning is off."""
-        return self._thaw < 0 or self._step < self._thaw
+        return self._thaw < 0 or self._seen < self._thaw
 
     def freeze(self) -> None:
         """Learn no more, with the weights as they are, until `thaw`."""
@@ -192,7 +192,7 @@ class Guard(Wrapper):
         """Back to the last good weights, with a fresh optimizer; random numbers and counters go on."""
         if self._good is not None:
             self.adapter.load_weights(self._good)
-            self._forget_pairs()
+            self._forget()
 
     # The watch
 
@@ -203,11 +203,12 @@ class Guard(Wrapper):
             self._sums = torch.zeros(classes + 3, dtype=torch.float64, device=logits.device)
             self._pairs = torch.zeros(2 * classes + 6, dtype=torch.float64, device=logits.device)
         self._sums.mul_((1 - 1 / self.window) ** n).add_(_totals(logits))
-        self._step += 1
+        frozen = self.frozen
+        self._step, self._seen = self._step + 1, self._seen + n
         if self.looked:
-            self._look(x, logits)
+            self._look(x, logits, frozen)
 
-    def _look(self, x: Tensor, logits: Tensor) -> None:
+    def _look(self, x: Tensor, logits: Tensor, frozen: bool) -> None:
         source = self.adapter.logits_with(self._origin, x)
         assert self._sums is not None
         assert self._pairs is not None
@@ -215,7 +216,7 @@ class Guard(Wrapper):
         fading = (1 - 1 / self.window) ** (self.every * logits.shape[0])
         self._pairs.mul_(fading).add_(torch.cat([_totals(logits), _totals(source)[:-1], differ]))
         here = self._reading = self._read(logits.shape[1])
-        if self.frozen:
+        if frozen:
             return
         alarm = self._judge(here, logits.shape[1])
         if alarm is not None:
@@ -253,8 +254,8 @@ class Guard(Wrapper):
         scale: list[Tensor] | None = None
         if posterior is not None:
             scale = [(posterior.var[name] + posterior.damping).sqrt() for name in adapted]
-        steps = max(self._step - self._kept, 1)
-        return torch.stack([_length(adapted, self._origin, scale), _length(adapted, kept, scale) / steps])
+        batches = max((self._seen - self._kept) * self._step / self._seen, 1)       # since the last snapshot
+        return torch.stack([_length(adapted, self._origin, scale), _length(adapted, kept, scale) / batches])
 
     def _judge(self, here: Reading, classes: int) -> tuple[str, float, float] | None:
         """The signal that raises an alarm, with its value and limit; None if all is well."""
@@ -279,7 +280,7 @@ class Guard(Wrapper):
             return "concentration", narrow, concentration if doubtful else 2 * concentration
         if blurred > entropy and doubtful:
             return "entropy", blurred, entropy
-        if here.confidence < 1.5 / classes and here.source_confidence > 2 * here.confidence:
+        if judge and here.confidence < 1.5 / classes and here.source_confidence > 2 * here.confidence:
             return "confidence", here.confidence, 1.5 / classes
         return None
 
@@ -299,25 +300,26 @@ class Guard(Wrapper):
         for number, value in enumerate((here.distance, here.update)):
             known = self._usual[number]
             self._usual[number] = known + 0.1 * (value - known) if known else value
-        if self._step - self._kept >= self.snapshot_every or not self._well:
+        if self._seen - self._kept >= self.window or not self._well:
             if self._well and self._candidate is not None:
                 self._good = self._candidate
-            self._candidate, self._kept, self._well = self._snapshot(), self._step, True
+            self._candidate, self._kept, self._well = self._snapshot(), self._seen, True
 
     def _snapshot(self) -> dict[str, Tensor]:
         with torch.inference_mode(False):
             return {key: value.detach().clone() for key, value in self._weights().items()}
 
-    def _forget_pairs(self) -> None:
-        """After the weights were moved: what was judged before says nothing of them."""
-        self._candidate, self._kept, self._well = None, self._step, True
-        if self._pairs is not None:
+    def _forget(self) -> None:
+        """After the weights were moved: what was seen before says nothing of them."""
+        self._candidate, self._kept, self._well = None, self._seen, True
+        if self._sums is not None and self._pairs is not None:
+            self._sums.zero_()
             self._pairs.zero_()
 
     # What is done about it
 
     def _act(self, signal: str, value: float, limit: float, here: Reading) -> None:
-        if self.alarms and self._step - self.alarms[-1].step > FORGET * self.cooldown:
+        if self._seen - self._last > FORGET * self.cooldown:
             self._strikes = 0
         action = self.policy
         if action == "soften" and not here.finite:
@@ -328,12 +330,12 @@ class Guard(Wrapper):
             self.adapter.reset()
         elif action == "soften":
             self._soften(1 - (1 - self.soften) ** (self._strikes + 1))
-        self._forget_pairs()
+        self._forget()
         if action in ("rollback", "reset"):
-            self._thaw = self._step + self.cooldown * 2 ** min(self._strikes, DOUBLINGS)
+            self._thaw = self._seen + self.cooldown * 2 ** min(self._strikes, DOUBLINGS)
         elif action == "freeze":
             self.freeze()
-        self._strikes += 1
+        self._strikes, self._last = self._strikes + 1, self._seen
         self.alarms.append(Alarm(self._step, signal, value, limit, action))
         text = f"{self.adapter.kind} shows signs of a collapse after batch {self._step}"
         warnings.warn(f"{text}: {signal} {value:.3g}, limit {limit:.3g}; {action}", PetalWarning, stacklevel=5)
@@ -352,7 +354,9 @@ class Guard(Wrapper):
     def own_state(self) -> dict[str, Tensor]:
         """Windows, counters, alarms and both snapshots."""
         state = {
-            "counters": torch.tensor([self._step, self._kept, self._well, self._thaw, self._strikes]),
+            "counters": torch.tensor(
+                [self._step, self._seen, self._kept, self._well, self._thaw, self._strikes, self._last]
+            ),
             "usual": torch.tensor(self._usual, dtype=torch.float64),
             "alarms": torch.tensor(
                 [[a.step, SIGNALS.index(a.signal), a.value, a.limit, POLICIES.index(a.action)] for a in self.alarms],
@@ -369,7 +373,7 @@ class Guard(Wrapper):
 
     def check_own_state(self, state: Mapping[str, Tensor]) -> list[str]:
         """Names and shapes; windows and snapshots may not be there yet."""
-        fixed = {"counters": (5,), "usual": (2,)}
+        fixed = {"counters": (7,), "usual": (2,)}
         problems = [f"missing 'guard.{key}'" for key in (*fixed, "alarms") if key not in state]
         weights = {key: tuple(value.shape) for key, value in self._weights().items()}
         shapes: dict[str, tuple[int, ...]] = {**fixed, "reading": (len(Reading.__dataclass_fields__),)}
@@ -390,7 +394,8 @@ class Guard(Wrapper):
 
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a checked state."""
-        self._step, self._kept, well, self._thaw, self._strikes = map(int, state["counters"].tolist())
+        counters = map(int, state["counters"].tolist())
+        self._step, self._seen, self._kept, well, self._thaw, self._strikes, self._last = counters
         self._well = bool(well)
         self._usual = state["usual"].tolist()
         self._reading = Reading(*state["reading"].tolist()) if "reading" in state else None
