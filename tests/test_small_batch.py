@@ -43,21 +43,20 @@ def labelled(labels: list[int], sure: float = 1.0) -> Tensor:
 
 def test_without_anything_seen_it_is_the_source() -> None:
     model = network()
-    same, layers = with_recent_norm(petal.CoTTA(model, views=0).teacher, window=50, shared=1, source=0.3, own=0)
+    same, layers = with_recent_norm(petal.CoTTA(model, views=0).teacher, window=50, source=0.3, own=0)
     assert len(layers) == 2
     assert torch.allclose(same(images()), model(images()), atol=1e-5)
     adapter = SmallBatch(petal.Tent(model), own=0.0)
     assert torch.allclose(adapter(images(1)), model(images(1)), atol=1e-5)  # one image moves next to nothing before itself
 
 
-@pytest.mark.parametrize("shared", [0.0, 0.5, 1.0])
-def test_estimates_against_numpy(shared: float) -> None:
+def test_estimates_against_numpy() -> None:
     layer = nn.BatchNorm2d(3).eval()
     layer.running_mean, layer.running_var = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([1.0, 2.0, 0.5])
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([2.0, 1.0, 0.5]))
         layer.bias.copy_(torch.tensor([0.0, 1.0, -1.0]))
-    norm = RecentNorm(layer, window=20, shared=shared, source=0.25, own=0.125)
+    norm = RecentNorm(layer, window=20, source=0.25, own=0.125)
     x, labels = torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 0, 0, 0, 2, 3])
     norm(x)
     norm.learn(labels, 4)
@@ -67,7 +66,6 @@ def test_estimates_against_numpy(shared: float) -> None:
     recent = np.repeat(start[:, None], 4, 1).astype(np.float64)
     rate = {k: 1 - (1 - 4 / 20) ** int((labels == k).sum()) for k in range(4)}
     means = {k: own[:, (labels == k).numpy()].mean(1) for k in (0, 2, 3)}
-    recent += shared * sum(rate[k] * (means[k] - start) for k in means)[:, None] / 4
     for k, mean in means.items():
         recent[:, k] += rate[k] * (mean - recent[:, k])
     assert np.allclose(norm.recent.numpy(), recent, atol=1e-5)
@@ -81,7 +79,7 @@ def test_estimates_against_numpy(shared: float) -> None:
 def test_a_class_counts_the_same_however_often_it_comes() -> None:
     """Nine in ten samples are of class 0: the estimate is still that of classes in equal shares."""
     layer = nn.BatchNorm1d(1).eval()
-    norm = RecentNorm(layer, window=10, shared=0.0, source=0.0, own=0.0)
+    norm = RecentNorm(layer, window=10, source=0.0, own=0.0)
     generator = torch.Generator().manual_seed(0)
     for _ in range(100):
         labels = (torch.rand(10, generator=generator) > 0.9).long()
@@ -115,7 +113,7 @@ def test_recent_and_certain_samples_stay_and_old_ones_go() -> None:
     assert inner.batches[-1][:, 0, 0, 0].tolist() == [0.0] * 4  # the only one of class 1 was too old
 
 
-@pytest.mark.parametrize(("option", "value"), [("window", 5.0), ("shared", 0.0), ("source", 0.9), ("own", 0.9),
+@pytest.mark.parametrize(("option", "value"), [("window", 5.0), ("source", 0.9), ("own", 0.9),
                                                ("memory", 8), ("every", 40), ("age", 5)])  # fmt: skip
 def test_every_argument_changes_something(option: str, value: float) -> None:
     def last(**options: float) -> Tensor:

@@ -82,20 +82,19 @@ class RecentNorm(nn.Module):
     """Batch norm by statistics of the source and of recent samples, the same for a batch of 1 and of 1,000.
 
     For each class it keeps moving averages of the channels' mean and mean square over the samples so labelled, of about
-    `window` / classes samples each, which begin at the source's. What moves them is partly news of the domain: the mean of
-    their moves, times `shared`, moves all of them. The estimate is their mean over the classes, however often each came,
-    with the share `source` of the source's own statistics; each image is normalised by it with the share `own` of its own
-    statistics.
+    `window` / classes samples each, which begin at the source's. The estimate is their mean over the classes, however often
+    each came, with the share `source` of the source's own statistics; each image is normalised by it with the share `own` of
+    its own statistics.
     """
 
     start: Tensor
     recent: Tensor
 
-    def __init__(self, layer: _BatchNorm, window: float, shared: float, source: float, own: float) -> None:
+    def __init__(self, layer: _BatchNorm, window: float, source: float, own: float) -> None:
         super().__init__()
         mean, var = source_statistics(layer)
         self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
-        self.window, self.shared, self.source_share, self.own_share = window, shared, source, own
+        self.window, self.source_share, self.own_share = window, source, own
         self.register_buffer("start", torch.stack([mean, var + mean.square()]))     # [2, C]
         self.register_buffer("recent", self.start[:, None])                         # [2, classes (1 at first), C]
         self.seen: Tensor | None = None                                             # [2, n, C]
@@ -121,9 +120,7 @@ class RecentNorm(nn.Module):
         count = members.sum(0)
         means = members.T @ self.seen / count.clamp(min=1)[:, None]                 # [2, classes, C]
         moved = 1 - (1 - min(classes / self.window, 1.0)) ** count
-        before = self.recent.expand_as(means)
-        common = self.shared * ((means - before) * moved[:, None]).mean(1, keepdim=True)
-        self.recent = (before + common).lerp(means, moved[:, None])
+        self.recent = self.recent.expand_as(means).lerp(means, moved[:, None])
 
     def restart(self) -> None:
         """Back to the source's statistics."""

@@ -25,8 +25,9 @@ class SmallBatch(Wrapper):
     Predictions are made at once, by the network that the method predicts with (the teacher, where there is one). Its batch
     norms use running estimates that begin at the source's statistics, follow the last `window` images class by class (the
     labels are those predicted), count every class the same, and mix in the share `source` of the source's statistics and
-    the share `own` of each image's; `shared` says how much a class's samples tell of the other classes. See
-    `petal.norm.RecentNorm`.
+    the share `own` of each image's (`petal.norm.RecentNorm`). A batch of several images is predicted twice, the second time
+    with what its own images say, which counts the more the more classes they are of: runs of one class say little of a
+    domain.
 
     Learning happens in batches of fixed size `memory`, at most one a call and one for every `every` images: those kept by a
     memory in which every predicted class has the same room, the recent and certain samples stay, and those older than `age`
@@ -45,7 +46,6 @@ class SmallBatch(Wrapper):
         every: int = 64,
         age: int = 512,
         window: float = 100.0,
-        shared: float = 1.0,
         source: float = 0.1,
         own: float = 0.1,
     ) -> None:
@@ -56,12 +56,11 @@ class SmallBatch(Wrapper):
         check_number("every", every, low=1, whole=True)
         check_number("age", age, low=1, whole=True)
         check_number("window", window, low=1)
-        check_number("shared", shared, low=0, high=1)
         check_number("source", source, low=0, high=1)
         check_number("own", own, low=0, high=1)
         self.memory, self.every, self.age = memory, every, age
         target = getattr(adapter, "teacher", adapter.model)
-        self._network, self._norms = with_recent_norm(target, window=window, shared=shared, source=source, own=own)
+        self._network, self._norms = with_recent_norm(target, window=window, source=source, own=own)
         self.reset_own()
 
     def reset_own(self) -> None:
@@ -112,11 +111,21 @@ class SmallBatch(Wrapper):
             yield x
 
     def _predicted(self, x: Tensor) -> Tensor:
-        """Logits. Several samples say something about their domain: they are labelled first and predicted after that."""
+        """Logits, and estimates that have followed the batch."""
         logits = self.forward_through(self._network, x)
+        before = [layer.recent for layer in self._norms]
         for layer in self._norms:
             layer.learn(logits.argmax(1), logits.shape[1])
-        return self.forward_through(self._network, x) if len(x) > 1 and self._norms else logits
+        if len(x) == 1 or not self._norms:
+            return logits
+        after = [layer.recent for layer in self._norms]
+        share = diversity(logits)
+        for layer, old, new in zip(self._norms, before, after, strict=True):
+            layer.recent = old.expand_as(new).lerp(new, share)
+        logits = self.forward_through(self._network, x)
+        for layer, new in zip(self._norms, after, strict=True):
+            layer.recent = new
+        return logits
 
     def _remember(self, x: Tensor, logits: Tensor) -> None:
         """Take the samples into the memory: every class has the same room, the recent and certain ones stay."""
@@ -172,3 +181,14 @@ class SmallBatch(Wrapper):
         self._seen, self._waiting = map(int, state["counters"].tolist())
         self._samples = state["samples"].to(self.device, self.dtype, copy=True) if "samples" in state else None
         self._facts = state["facts"].to(self.device, copy=True) if "facts" in state else None
+
+
+def diversity(logits: Tensor) -> Tensor:
+    """How many classes a batch is of, as a share: 0 for one, 1 for all alike; squared, so that a few count for little.
+
+    >>> diversity(torch.tensor([[9.0, -9, -9], [9, -9, -9]])).item() < 1e-3, diversity(torch.zeros(2, 3)).item()
+    (True, 1.0)
+    """
+    mean = logits.softmax(1).mean(0)
+    effective: Tensor = torch.special.entr(mean).sum().exp()
+    return ((effective - 1) / max(logits.shape[1] - 1, 1)).clamp(0, 1).square()
