@@ -217,6 +217,7 @@ class Guard(Wrapper):
         self._pairs.mul_(fading).add_(torch.cat([_totals(logits), _totals(source)[:-1], differ]))
         here = self._reading = self._read(logits.shape[1])
         if frozen:
+            self._kept = self._seen                 # the way is measured over batches that learn
             return
         alarm = self._judge(here, logits.shape[1])
         if alarm is not None:
