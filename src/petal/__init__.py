@@ -9,7 +9,8 @@ from petal.data import open_dataset, streams
 from petal.engine import accelerate
 from petal.errors import ConfigError, DataError, InputError, ModelError, PetalError, PetalWarning, PosteriorError
 from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
-from petal.methods import METHODS, Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, Source, Tent
+from petal.guard import Alarm, Guard
+from petal.methods import METHODS, Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, SmallBatch, Source, Tent
 from petal.posterior import DiagonalGaussian, fit_swag
 from petal.restore import Fisher, Stochastic
 
@@ -18,12 +19,14 @@ __all__ = [
     "METHODS",
     "VALIDATION_CORRUPTIONS",
     "Adapter",
+    "Alarm",
     "BatchNorm",
     "CoTTA",
     "ConfigError",
     "DataError",
     "DiagonalGaussian",
     "Fisher",
+    "Guard",
     "InputError",
     "ModelError",
     "Petal",
@@ -35,6 +38,7 @@ __all__ = [
     "Record",
     "Result",
     "Scores",
+    "SmallBatch",
     "Source",
     "Stochastic",
     "Tent",

@@ -23,7 +23,7 @@ from torch import Tensor
 from petal._files import replacing
 from petal._version import __version__
 from petal.errors import PetalError
-from petal.methods import Adapter
+from petal.methods import Adapter, Wrapper
 
 FORMAT = "petal-checkpoint-1"
 
@@ -62,7 +62,7 @@ def save(adapter: Adapter, path: PathLike, extra: Mapping[str, Any] | None = Non
     state = {key: value.contiguous().cpu() for key, value in adapter.state_dict().items()}
     text = json.dumps(
         {
-            "method": type(adapter).__name__,
+            "method": adapter.kind,
             "petal": __version__,
             "torch": torch.__version__,
             "device": adapter.device.type,
@@ -205,7 +205,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _check_belongs(adapter: Adapter, about: Mapping[str, Any], state: Mapping[str, Tensor], path: PathLike) -> None:
-    mine = type(adapter).__name__
+    mine = adapter.kind
     if about["method"] != mine:
         raise CheckpointError(f"{path} is a checkpoint of {about['method']}, and this adapter is {mine}")
     if about["device"] != adapter.device.type:
@@ -214,10 +214,11 @@ def _check_belongs(adapter: Adapter, about: Mapping[str, Any], state: Mapping[st
             "continue on another kind of device"
         )
     current = adapter.state_dict()
+    plain = not isinstance(adapter, Wrapper)        # what a wrapper keeps, such as a window, may grow
     wrong = [
         f"{key!r} is {state[key].dtype} {list(state[key].shape)} instead of {value.dtype} {list(value.shape)}"
         for key, value in current.items()
-        if key in state and (state[key].dtype != value.dtype or state[key].shape != value.shape)
+        if key in state and (state[key].dtype != value.dtype or (plain and state[key].shape != value.shape))
     ]
     if wrong:
         raise CheckpointError(f"{path} is a checkpoint of another network: {'; '.join(wrong[:5])}")

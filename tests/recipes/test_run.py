@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,21 @@ import pytest
 
 from petal import ConfigError, DiagonalGaussian, PetalWarning, evaluate, models
 from petal.data import digits
-from petal.recipes import Bench, Job, Progress, jobs_for, make_manifest, open_run, read_records, recipe, rows, run_job
+from petal.recipes import (
+    WRAPPERS,
+    Bench,
+    Job,
+    Progress,
+    apply_settings,
+    jobs_for,
+    make_manifest,
+    open_run,
+    pick_rows,
+    read_records,
+    recipe,
+    rows,
+    run_job,
+)
 from petal.recipes.run import complete_lines, read_manifest
 
 QUICK = {"views": 2, "confidence": 2.0}
@@ -195,3 +210,55 @@ def test_posterior_and_severity_are_asked_for_by_name(source: Path) -> None:
         replace(b, posterior=None).adapter(rows(b.recipe)["petal"], 0)
     with pytest.raises(ConfigError, match="leave the severity out"):
         Bench(recipe("cifar10-gradual"), b.data, b.model, severity=3)
+
+
+def wrapped(name: str, b: Bench, *settings: str) -> Job:
+    return Job(pick_rows(apply_settings(rows(b.recipe), settings, WRAPPERS), [name])[0])
+
+
+def test_a_recurring_run_with_a_guard_in_pieces(source: Path, tmp_path: Path) -> None:
+    """Stopped after any number of batches and continued by the same call: the same records, visit by visit."""
+    b = replace(bench(source), visits=2)
+    j = wrapped("petal+small+guard", b, "guard.every=4", "small.memory=16", "small.every=8")
+    whole = run_job(j, tmp_path / "whole", b)
+    assert [r["visit"] for r in whole] == [0] * 30 + [1] * 30
+    assert whole[-1]["guard"] == {"frozen": False, "alarms": 0, "signals": whole[-1]["guard"]["signals"]}
+    assert "signals" not in whole[0]["guard"]
+    assert set(whole[3]["guard"]["signals"]) >= {"disagreement", "distance"}
+    place = tmp_path / "pieces" / "jobs" / j.id
+    done = []
+    while len(done) < 60:
+        left = iter(range(16))
+        done = run_job(j, tmp_path / "pieces", b, stop=lambda left=left: next(left) == 15)
+        assert json.loads((place / "job.json").read_text())["status"] == ("done" if len(done) == 60 else "running")
+    assert without_time(done) == without_time(whole)
+    assert json.loads((place / "job.json").read_text())["options"]["guard"]["every"] == 4
+
+
+def test_the_guard_s_alarms_are_in_the_records(source: Path, tmp_path: Path) -> None:
+    b = bench(source)
+    nervous = ("guard.every=1", "guard.disagreement=0.01", "guard.window=16", "guard.cooldown=24", "tent.lr=1")
+    j = wrapped("tent+guard", b, *nervous)
+    with pytest.warns(PetalWarning, match="signs of a collapse"):
+        records = run_job(j, tmp_path, b)
+    alarms = [r["guard"]["alarm"] for r in records if "alarm" in r["guard"]]
+    assert len(alarms) == records[-1]["guard"]["alarms"] > 0
+    assert alarms[0].keys() == {"step", "signal", "value", "limit", "action"}
+    assert any(r["guard"]["frozen"] for r in records)
+
+
+def test_labels_in_runs(source: Path, tmp_path: Path) -> None:
+    b = replace(bench(source), label_correlation=0.1, batch_size=1, images=40)
+    labels = [int(batch.y) for batch in b.stream(1)]
+    iid = [int(batch.y) for batch in replace(b, label_correlation=None).stream(1)]
+    same = [sum(x == y for x, y in pairwise(sequence)) for sequence in (labels, iid)]
+    assert same[0] > 2 * same[1]
+    first = make_manifest(b, [job("bn", b)])
+    assert (first["stream"], first["label_correlation"]) == ("correlated", 0.1)
+    open_run(tmp_path, first)
+    with pytest.raises(ConfigError, match=r"label_correlation was 0\.1 and is None"):
+        open_run(tmp_path, make_manifest(replace(b, label_correlation=None), [job("bn", b)]))
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        replace(b, visits=2)
+    with pytest.raises(ConfigError, match="that of cifar10-gradual is gradual"):
+        Bench(recipe("cifar10-gradual"), b.data, b.model, visits=2)

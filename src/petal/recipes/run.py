@@ -2,7 +2,8 @@
 
     RUN/manifest.json               format "petal-run-1": everything that was set, versions, hashes, and the jobs
     RUN/jobs/ID/job.json            the job's settings as used, "status" ("running", "done"), batches, seconds
-    RUN/jobs/ID/records.jsonl       a `petal.Record` a batch, with "distance", "row", "order" and "seed"
+    RUN/jobs/ID/records.jsonl       a `petal.Record` a batch, with "distance", "row", "order" and "seed"; "visit" in a
+                                    recurring stream; "guard" (frozen, alarms so far, signals, alarm) where there is one
     RUN/jobs/ID/samples.json        [{"domain", "severity", "position", "index", "label", "predicted", "probability"},
                                     ...]: the first images of each domain
     RUN/jobs/ID/samples.npz         "images" uint8 [n, H, W, 3], in the order of samples.json
@@ -39,12 +40,13 @@ from petal.data import STREAMS, Batch, CorruptedDataset, Dataset, Stream, order
 from petal.engine import accelerate, policy_for
 from petal.errors import ConfigError, DataError, PetalWarning
 from petal.evaluate import evaluate_batch
+from petal.guard import Guard
 from petal.methods import METHODS, Adapter
 from petal.models import check_input
 from petal.posterior import DiagonalGaussian
 from petal.recipes.published import Recipe
 from petal.recipes.row import Row
-from petal.recipes.rows import needs_posterior
+from petal.recipes.rows import WRAPPERS, needs_posterior
 from petal.recipes.settings import as_json, options_of
 
 FORMAT = "petal-run-1"
@@ -91,12 +93,19 @@ class Bench:
     batch_size: int | None = None
     images: int | None = None
     engine: str = "auto"
+    visits: int | None = None               # a recurring stream: all domains again and again
+    label_correlation: float | None = None  # Dirichlet concentration: labels come in runs, the longer the smaller it is
     stream_seed: int = 0                    # of the corruptions' noise: the same data whatever a job's seed
     _checked: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.severity is not None and self.recipe.severity is None:
             raise ConfigError(f"{self.recipe.name} goes through all severities: leave the severity out")
+        for name, value in (("visits", self.visits), ("label_correlation", self.label_correlation)):
+            if value is not None and self.recipe.stream != "continual":
+                raise ConfigError(f"{name} changes a continual stream; that of {self.recipe.name} is {self.recipe.stream}")
+        if self.visits is not None and self.label_correlation is not None:
+            raise ConfigError("a stream recurs (visits) or has labels in runs (label_correlation): leave one of them out")
         self.severity = self.recipe.severity if self.severity is None else self.severity
         self.batch_size = self.batch_size or self.recipe.batch_size
 
@@ -104,6 +113,13 @@ class Bench:
     def device(self) -> torch.device:
         """Where the network is."""
         return next(self.model.parameters()).device
+
+    @property
+    def stream_name(self) -> str:
+        """Which of the `STREAMS`."""
+        if self.visits is not None:
+            return "recurring"
+        return self.recipe.stream if self.label_correlation is None else "correlated"
 
     def names(self, number: int) -> tuple[str, ...]:
         """The corruptions of a published order."""
@@ -113,7 +129,11 @@ class Bench:
         """The stream of an order. Clean images are corrupted on the network's device, corrupted ones read ahead."""
         ready = isinstance(self.data, CorruptedDataset)
         options: dict[str, Any] = {} if self.severity is None else {"severity": self.severity}
-        return STREAMS[self.recipe.stream](
+        if self.visits is not None:
+            options["visits"] = self.visits
+        if self.label_correlation is not None:
+            options["concentration"] = self.label_correlation
+        return STREAMS[self.stream_name](
             self.data, self.names(number), batch_size=self.batch_size, images=self.images, seed=self.stream_seed,
             profile=self.recipe.profile, device=None if ready else self.device, prefetch=2 if ready else 0, **options,
         )  # fmt: skip
@@ -130,6 +150,8 @@ class Bench:
         if "seed" in _parameters(method):
             options["seed"] = seed
         adapter = method(*arguments, **options)
+        for name in row.wraps:
+            adapter = WRAPPERS[name](adapter, **row.wrapper_options.get(name, {}))
         # Which program runs a batch must not depend on how many came before it: a resumed run gives the same numbers. So
         # the shape of a whole batch is compiled from the first one on, and on a CPU, where that takes long, nothing is.
         if adapter.device.type == "cuda":
@@ -208,11 +230,13 @@ def make_manifest(
         "seeds": sorted({job.seed for job in jobs}),
         "orders": sorted({job.order for job in jobs}),
         "order_names": {str(n): list(bench.names(n)) for n in sorted({job.order for job in jobs})},
-        "stream": bench.recipe.stream,
+        "stream": bench.stream_name,
         "stream_seed": bench.stream_seed,
         "severity": bench.severity,
         "batch_size": bench.batch_size,
         "images": bench.images,
+        "visits": bench.visits,
+        "label_correlation": bench.label_correlation,
         "network": bench.recipe.network,
         "classes": list(bench.data.classes) if bench.data.classes else bench.recipe.classes,
         "data": {**described(data), "fingerprint": bench.data.fingerprint()},
@@ -225,8 +249,10 @@ def make_manifest(
 
 def describe_job(job: Job) -> dict[str, Any]:
     """A job with all its settings as used: those of the row, and the constructor's defaults for the rest."""
-    method = METHODS[job.row.method]
-    defaults = {k: p.default for k, p in options_of(method).items() if p.default is not p.empty}
+    row = job.row
+    options = {**_defaults(METHODS[row.method]), **row.options}
+    for name in row.wraps:
+        options[name] = {**_defaults(WRAPPERS[name]), **row.wrapper_options.get(name, {})}
     return {
         "id": job.id,
         "row": job.row.name,
@@ -235,11 +261,16 @@ def describe_job(job: Job) -> dict[str, Any]:
         "order": job.order,
         "seed": job.seed,
         "reset_on_domain_change": job.row.reset_on_domain_change,
-        "options": as_json({**defaults, **job.row.options}),
+        "options": as_json(options),
     }
 
 
-SAME = ("recipe", "fidelity", "device", "engine", "stream", "stream_seed", "severity", "batch_size", "images", "network")
+def _defaults(method: type[Adapter]) -> dict[str, Any]:
+    return {k: p.default for k, p in options_of(method).items() if p.default is not p.empty}
+
+
+SAME = ("recipe", "fidelity", "device", "engine", "stream", "stream_seed", "severity", "batch_size", "images", "network",
+        "visits", "label_correlation")  # fmt: skip
 
 
 def open_run(folder: str | Path, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -269,7 +300,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 
 def _merged(old: dict[str, Any], new: dict[str, Any], folder: Path) -> dict[str, Any]:
-    differences = [f"{key} was {old.get(key)!r} and is {new[key]!r}" for key in SAME if old.get(key) != new[key]]
+    differences = [f"{key} was {old.get(key)!r} and is {new.get(key)!r}" for key in SAME if old.get(key) != new.get(key)]
     for key, part in (("data", "fingerprint"), ("weights", "sha256"), ("posterior", "sha256"), ("plugin", "sha256")):
         was, now = (m.get(key, {}).get(part) for m in (old, new))
         if was != now and not (key in ("posterior", "plugin") and None in (was, now)):
@@ -316,8 +347,11 @@ def run_job(
     *,
     checkpoint_every: int | None = None,
     progress: Callable[[Progress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> list[dict[str, Any]]:
     """Run a job in its folder RUN/jobs/ID, or finish it, or just read it if it is done. Returns its records.
+
+    `stop` is asked after every batch: when it says yes, a checkpoint is written and the job is left for a later call.
 
     `checkpoint_every` is a number of batches; without one, checkpoints are written about every 20 seconds, and less often
     where writing them takes long.
@@ -330,7 +364,7 @@ def run_job(
             if progress is not None:
                 progress(Progress(job, len(records), len(records), None, score(records)["error"], resumed=True))
             return records
-        return _Running(job, place, bench, checkpoint_every, progress).run()
+        return _Running(job, place, bench, checkpoint_every, progress, stop).run()
 
 
 class _Running:
@@ -343,7 +377,9 @@ class _Running:
         bench: Bench,
         every: int | None,
         progress: Callable[[Progress], None] | None,
+        stop: Callable[[], bool] | None,
     ) -> None:
+        self.stop = stop or (lambda: False)
         self.job, self.place, self.bench, self.every, self.progress = job, place, bench, every, progress
         if bench.device.type == "cuda":
             torch.compiler.reset()          # programs of earlier jobs count towards a limit beyond which nothing is compiled
@@ -377,9 +413,14 @@ class _Running:
                 wrong, seen = wrong + record["error"] * record["n"], seen + record["n"]
                 if self.progress is not None:
                     self.progress(Progress(self.job, len(records), self.stream.batches or 0, record, wrong / seen))
-                if self.due(len(records), start):
+                last = len(records) == self.stream.batches
+                stopping = self.stop() and not last
+                if stopping or self.due(len(records), start):
                     os.fsync(file.fileno())
                     self.checkpoint(len(records))
+                if stopping:
+                    hook.remove()
+                    return records
             os.fsync(file.fileno())
         hook.remove()
         self.samples.write()
@@ -412,6 +453,10 @@ class _Running:
             self.samples.take(batch, self.logits)
         if self.distance is not None:
             record["distance"] = self.distance()
+        if self.bench.visits is not None:
+            record["visit"] = batch.visit
+        if isinstance(self.adapter, Guard):
+            record["guard"] = guard_record(self.adapter)
         return {**record, "row": self.job.row.name, "order": self.job.order, "seed": self.job.seed}
 
     def _keep(self, adapter: nn.Module, inputs: tuple[Any, ...], logits: Tensor) -> None:
@@ -432,6 +477,17 @@ class _Running:
             warnings.warn(f"the run goes on without a checkpoint: {error}", PetalWarning, stacklevel=2)
         self.last = time.monotonic()
         self.wait = max(SECONDS, 20 * (self.last - began))
+
+
+def guard_record(guard: Guard) -> dict[str, Any]:
+    """What a guard has to say after a batch: whether learning is off, its alarms so far, its signals if it looked."""
+    found: dict[str, Any] = {"frozen": guard.frozen, "alarms": len(guard.alarms)}
+    if guard.looked:
+        found["signals"] = {k: v if math.isfinite(v) else None for k, v in guard.status().items()}
+        if guard.alarms and guard.alarms[-1].step == guard.batches:
+            found["alarm"] = {k: as_json(v) if not isinstance(v, float) or math.isfinite(v) else None
+                              for k, v in asdict(guard.alarms[-1]).items()}  # fmt: skip
+    return found
 
 
 def distance_from_start(adapter: Adapter) -> Callable[[], float] | None:
