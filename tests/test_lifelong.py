@@ -49,7 +49,6 @@ def fifty_times_faster(a: petal.Adapter) -> None:
     method.lr *= 50
     for group in method.optimizer.param_groups:
         group["lr"] *= 50
-    method._weights_changed()                                   # the engine has the rate in its programs
 
 
 @pytest.mark.parametrize("name", ["tent", "petal"])

@@ -162,6 +162,9 @@ class TeacherEngine:
         times = self.seen[x.shape] = self.seen.get(x.shape, 0) + (not again)
         program = self.programs.get(x.shape)
         settings = self._settings()
+        if settings[0] != self.rule:  # somebody changed the optimizer's settings
+            self._link_optimizer()
+            program = None
         compiled = sum(p.compiled for shape, p in self.programs.items() if shape != x.shape)
         due = self.policy.due(x.shape, times, compiled)
         if program is None or program.settings != settings or program.compiled != due:
