@@ -430,4 +430,10 @@ def _differs(section: Section, sections: list[Section]) -> str:
     alike = [flatten(_setting(s.manifest)) for s in sections if s.title.startswith(section.title)]
     mine = flatten(_setting(section.manifest))
     names = [k for k in mine if len({json.dumps(a.get(k), default=str) for a in alike}) > 1]
-    return ", ".join(f"{name.replace('_', ' ')} {str(mine[name])[:16]}" for name in names[:2])
+    return ", ".join(_said(name, mine[name]) for name in names[:2])
+
+
+def _said(name: str, value: Any) -> str:
+    if name == "images":
+        return "all images" if value is None else f"first {value:,} images"
+    return f"{name.replace('_', ' ')} {str(value)[:16]}"
