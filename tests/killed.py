@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # which the first optimizer would import, in every process
 from torch import Tensor
 
 import petal.checkpoint
-from petal import Adapter, DiagonalGaussian, models
+from petal import Adapter, DiagonalGaussian, corrupt, models
 from petal.checkpoint import Checkpoints, digest
 from petal.data import from_arrays
 from petal.engine import passes
@@ -30,6 +31,7 @@ from petal.recipes import Bench, Job, Progress, Row, recipe, rows, run_job
 from petal.recipes.run import Lines, read_records
 
 torch.set_num_threads(1)
+corrupt(torch.rand(1, 3, 32, 32), "frost", severity=5, profile="cifar")  # its textures are drawn once in a process
 
 BATCH = 8
 

@@ -334,6 +334,7 @@ def run_job(
     place.mkdir(parents=True, exist_ok=True)
     with _alone(place):
         if _status(place) == "done":
+            Checkpoints(place).clear()      # in case it was killed between its last two lines
             records = read_records(place)
             if progress is not None:
                 progress(Progress(job, len(records), len(records), None, score(records)["error"], resumed=True))
