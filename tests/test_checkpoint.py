@@ -2,10 +2,12 @@ import errno
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -484,6 +486,28 @@ def test_wrapped_adapters(tmp_path: Path) -> None:
     other = Wrapper(Wrapper(Petal(model, DiagonalGaussian.isotropic(model, 0.2))))
     with pytest.raises(CheckpointError, match="other source weights or posterior"):
         kept.load_latest(other)
+
+
+def test_the_example_of_the_page_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "lifelong.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page.split("## Checkpoints")[1].split("\n## ")[0], flags=re.S)
+    monkeypatch.chdir(tmp_path)
+    code = code.replace("print(", "str(")
+
+    def run(text: str) -> tuple[dict[str, float], dict[str, Tensor]]:
+        scope: dict[str, object] = {}
+        with suppress(ZeroDivisionError):
+            exec(compile(text, "lifelong.md", "exec"), scope)
+        return scope["so_far"], scope["adapter"].state_dict()
+
+    cut, _ = run(code.replace("        kept.save(", "        1 / (batch.position < 3)\n        kept.save("))
+    again = run(code)
+    Checkpoints("state").clear()
+    whole = run(code)
+    assert (cut["position"], cut["seen"]) == (4, 200)
+    assert (whole[0]["position"], whole[0]["seen"]) == (8, 400)
+    assert again[0] == whole[0]
+    assert same_state(again[1], whole[1])
 
 
 @pytest.mark.gpu

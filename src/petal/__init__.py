@@ -3,7 +3,7 @@
 from petal import data, models
 from petal._version import __version__
 from petal.augment import Views
-from petal.checkpoint import load, save
+from petal.checkpoint import Checkpoints, load, save
 from petal.corruptions import CORRUPTIONS, VALIDATION_CORRUPTIONS, corrupt
 from petal.data import open_dataset, streams
 from petal.engine import accelerate
@@ -19,6 +19,7 @@ __all__ = [
     "VALIDATION_CORRUPTIONS",
     "Adapter",
     "BatchNorm",
+    "Checkpoints",
     "CoTTA",
     "ConfigError",
     "DataError",
