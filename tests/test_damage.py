@@ -204,6 +204,8 @@ def test_forged_content_changes_nothing(tmp_path: Path) -> None:
         {"optimizer.state.no.such.exp_avg": torch.zeros(1)},
         {"optimizer.group.9.lr": torch.zeros(())},
     ]
+    adapter(images(seed=1))  # elsewhere by now, so that half a load would show
+    torch.rand(1)
     before, drawn = adapter.state_dict(), torch.get_rng_state()
     for change in changes:
         forged(bad, {k: v for k, v in {**state, **change}.items() if v is not None}, about)
