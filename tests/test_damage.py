@@ -217,4 +217,7 @@ def test_forged_content_changes_nothing(tmp_path: Path) -> None:
         forged(bad, state, other)
         with pytest.raises(DamagedCheckpoint, match=r"b\.safetensors"):
             load(adapter, bad)
+        forged(tmp_path / "checkpoint-1.safetensors", state, other)
+        with pytest.warns(PetalWarning, match="is damaged"):
+            assert Checkpoints(tmp_path).load_latest(adapter, lambda extra: extra["position"] > 0) is None
     assert same(adapter.state_dict(), before)

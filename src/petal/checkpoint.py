@@ -79,7 +79,7 @@ def load(adapter: Adapter, path: PathLike) -> dict[str, Any]:
     A damaged file, another kind of file, or a checkpoint of another method, network, source or posterior is refused
     with the reason, and the adapter stays as it was.
     """
-    return _put(adapter, path, *read_state(path))
+    return _put(adapter, path, *_read(path))
 
 
 class Checkpoints:
@@ -163,15 +163,15 @@ class Checkpoints:
         return next((path for path, _, _ in self._undamaged()), None)
 
     def load_latest(
-        self, adapter: Adapter, accept: Callable[[dict[str, Any]], bool] = lambda extra: True
+        self, adapter: Adapter, accept: Callable[[dict[str, Any]], bool] | None = None
     ) -> dict[str, Any] | None:
-        """Continue from the newest undamaged file whose `extra` is accepted; None, and nothing changed, without one.
+        """Continue from the newest undamaged file, and return its `extra`; None, and nothing changed, without one.
 
-        The user is warned of damaged ones. A file that is whole but belongs to another adapter is an error: falling back
-        would hide a mistake.
+        `accept` may look at an `extra` and pass its file over. The user is warned of damaged ones. A file that is whole
+        but belongs to another adapter is an error: falling back would hide a mistake.
         """
         for path, about, state in self._undamaged():
-            if accept(about["extra"]):
+            if accept is None or accept(about["extra"]):
                 return _put(adapter, path, about, state)
         return None
 
@@ -185,7 +185,7 @@ class Checkpoints:
         self.wait()
         for path in self.paths():
             try:
-                about, state = read_state(path)
+                about, state = _read(path)
             except DamagedCheckpoint as error:
                 self._damaged.add(path)
                 text = f"{error}; the one before it is taken, if there is one"
@@ -316,6 +316,15 @@ def read_state(path: PathLike, kind: str = FORMAT) -> tuple[dict[str, Any], dict
     except (ValueError, RecursionError) as error:
         raise DamagedCheckpoint(f"{path} is damaged: what it says about itself cannot be read: {error}") from error
     if not isinstance(about, dict):
+        raise DamagedCheckpoint(f"{path} is damaged: it does not say what it is")
+    return about, state
+
+
+def _read(path: PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What `save` wrote: what is said about the state, and the state."""
+    about, state = read_state(path)
+    said = {"method": str, "device": str, "source": str, "extra": dict}
+    if not all(isinstance(about.get(key), kind) for key, kind in said.items()):
         raise DamagedCheckpoint(f"{path} is damaged: it does not say what it is a checkpoint of")
     return about, state
 
@@ -372,9 +381,6 @@ def _source_tensors(adapter: Adapter) -> dict[str, Tensor]:
 def _check_belongs(
     adapter: Adapter, about: Mapping[str, Any], current: Mapping[str, Tensor], state: Mapping[str, Tensor], path: PathLike
 ) -> None:
-    said = {"method": str, "device": str, "source": str, "extra": dict}
-    if not all(isinstance(about.get(key), kind) for key, kind in said.items()):
-        raise DamagedCheckpoint(f"{path} is damaged: it does not say what it is a checkpoint of")
     mine, device = _name(adapter), _layers(adapter)[-1].device.type
     if about["method"] != mine:
         raise CheckpointError(f"{path} is a checkpoint of {about['method']}, and this adapter is {mine}")
