@@ -3,7 +3,7 @@
 from petal import data, models
 from petal._version import __version__
 from petal.augment import Views
-from petal.checkpoint import load, save
+from petal.checkpoint import Checkpoints, load, save
 from petal.corruptions import CORRUPTIONS, VALIDATION_CORRUPTIONS, corrupt
 from petal.data import open_dataset, streams
 from petal.engine import accelerate
@@ -21,6 +21,7 @@ __all__ = [
     "Adapter",
     "Alarm",
     "BatchNorm",
+    "Checkpoints",
     "CoTTA",
     "ConfigError",
     "DataError",

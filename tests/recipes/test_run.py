@@ -1,4 +1,7 @@
+import errno
 import json
+import os
+import warnings
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -7,7 +10,9 @@ import numpy as np
 import pytest
 
 from petal import ConfigError, DiagonalGaussian, PetalWarning, evaluate, models
+from petal.checkpoint import Checkpoints, read_state
 from petal.data import digits
+from petal.errors import StorageError
 from petal.recipes import (
     WRAPPERS,
     Bench,
@@ -23,7 +28,7 @@ from petal.recipes import (
     rows,
     run_job,
 )
-from petal.recipes.run import complete_lines, read_manifest
+from petal.recipes.run import Lines, complete_lines, read_manifest
 
 QUICK = {"views": 2, "confidence": 2.0}
 
@@ -175,12 +180,88 @@ def test_damaged_newest_checkpoint_costs_no_more_than_the_work_since_the_older(s
     whole = run_job(j, tmp_path / "whole", b)
     with pytest.raises(Stop):
         run_job(j, tmp_path, b, checkpoint_every=3, progress=stopping_at(11))
-    newest = sorted((tmp_path / "jobs" / j.id).glob("checkpoint-*"))[-1]
+    newest, older = Checkpoints(tmp_path / "jobs" / j.id).paths()
     newest.write_bytes(newest.read_bytes()[:100])
+    position = read_state(older)[0]["extra"]["position"]
     started: list[int] = []
-    again = run_job(j, tmp_path, b, progress=lambda p: started.append(p.position))
-    assert started[0] == 6
+    with pytest.warns(PetalWarning, match=f"{newest.name} is damaged"):
+        again = run_job(j, tmp_path, b, progress=lambda p: started.append(p.position))
+    assert started[0] == position > 0
     assert without_time(again) == without_time(whole)
+
+
+@pytest.mark.parametrize("room_at", [None, 20])
+def test_a_full_disk_does_not_stop_a_run(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_at: int | None
+) -> None:
+    """From batch 5 on nothing can be written: the run goes on and says so; with room again it ends well, or later does."""
+    b = bench(source)
+    j = job("petal", b)
+    whole = run_job(j, tmp_path / "whole", b)
+    full, fsync, reached = False, os.fsync, []
+
+    def refusing(descriptor: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    def progress(p: Progress) -> None:
+        nonlocal full
+        reached.append(p.position)
+        full = p.position >= 5 and (room_at is None or p.position < room_at)
+
+    monkeypatch.setattr(os, "fsync", refusing)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if room_at is None:
+            with pytest.raises(StorageError, match=r"records.jsonl: No space left on device"):
+                run_job(j, tmp_path, b, checkpoint_every=2, progress=progress)
+        else:
+            assert without_time(run_job(j, tmp_path, b, checkpoint_every=2, progress=progress)) == without_time(whole)
+    assert reached[-1] == 30
+    assert any("the run goes on" in str(w.message) and "No space left" in str(w.message) for w in told)
+    full, reached = False, []
+    again = run_job(j, tmp_path, b, progress=lambda p: reached.append(p.position))
+    assert without_time(again) == without_time(whole)
+    assert reached[0] == 30 if room_at else reached[0] <= 4  # the write of batch 4 may have met the full disk
+
+
+def test_lines_wait_for_room(tmp_path: Path) -> None:
+    """A disk that takes a few bytes at a time, then none, then again: nothing is lost, torn or doubled."""
+    lines = Lines(tmp_path / "r.jsonl")
+    real, room = lines.file, 0
+
+    class Disk:
+        fileno = real.fileno
+
+        def write(self, data: bytearray) -> int:
+            nonlocal room
+            if room == 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            count = min(room, len(data), 7)
+            room -= count
+            return real.write(bytes(data[:count]))
+
+    lines.file = Disk()
+    for number in range(10):
+        room = (0, 0, 5, 1000, 11)[number % 5]
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            lines.add(json.dumps({"position": number}))
+        assert bool(told) == bool(lines.waiting)
+    room = 1000
+    lines.sync()
+    real.close()
+    assert [r["position"] for r in complete_lines(tmp_path / "r.jsonl")[0]] == list(range(10))
+
+
+def test_what_a_killed_process_left_is_removed(source: Path, tmp_path: Path) -> None:
+    b = bench(source)
+    left = tmp_path / "jobs" / "source-o1-s0" / ".samples.npz.123.tmp"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    run_job(job("source", b), tmp_path, b)
+    assert not left.exists()
 
 
 def test_lost_records_are_made_again(source: Path, tmp_path: Path) -> None:

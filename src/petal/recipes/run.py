@@ -35,10 +35,10 @@ from torch import Tensor, nn
 
 from petal._files import replacing
 from petal._version import __version__
-from petal.checkpoint import CheckpointError, Checkpoints
+from petal.checkpoint import Checkpoints
 from petal.data import STREAMS, Batch, CorruptedDataset, Dataset, Stream, order
 from petal.engine import accelerate, policy_for
-from petal.errors import ConfigError, DataError, PetalWarning
+from petal.errors import ConfigError, DataError, PetalWarning, StorageError
 from petal.evaluate import evaluate_batch
 from petal.guard import Guard
 from petal.methods import METHODS, Adapter
@@ -333,8 +333,16 @@ def _short(value: Any) -> str:
 
 def write_json(path: Path, content: Any) -> None:
     """A JSON file that appears whole or not at all."""
-    with replacing(path) as temporary:
+    with _writing(path), replacing(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 # -- one job -----------------------------------------------------------------------------------------------------------
@@ -360,10 +368,13 @@ def run_job(
     place.mkdir(parents=True, exist_ok=True)
     with _alone(place):
         if _status(place) == "done":
+            Checkpoints(place).clear()      # in case it was killed between its last two lines
             records = read_records(place)
             if progress is not None:
                 progress(Progress(job, len(records), len(records), None, score(records)["error"], resumed=True))
             return records
+        for stale in place.glob(".*.tmp"):  # of a process that was killed while it wrote
+            stale.unlink()
         return _Running(job, place, bench, checkpoint_every, progress, stop).run()
 
 
@@ -402,13 +413,12 @@ class _Running:
         if self.progress is not None:
             self.progress(Progress(self.job, start, self.stream.batches or 0, None, wrong / max(seen, 1), start > 0))
         hook = self.adapter.register_forward_hook(self._keep)
-        with path.open("a", encoding="utf-8") as file:
+        with Lines(path) as lines, self.checkpoints:
             for batch in self.stream.at(start):
                 began = time.monotonic()
                 record = self.step(batch)
                 records.append(record)
-                file.write(json.dumps(record) + "\n")
-                file.flush()
+                lines.add(json.dumps(record))
                 self.seconds += time.monotonic() - began
                 wrong, seen = wrong + record["error"] * record["n"], seen + record["n"]
                 if self.progress is not None:
@@ -416,12 +426,11 @@ class _Running:
                 last = len(records) == self.stream.batches
                 stopping = self.stop() and not last
                 if stopping or self.due(len(records), start):
-                    os.fsync(file.fileno())
-                    self.checkpoint(len(records))
+                    self.checkpoint(len(records), lines)
                 if stopping:
                     hook.remove()
                     return records
-            os.fsync(file.fileno())
+            lines.sync()
         hook.remove()
         self.samples.write()
         write_json(self.place / "job.json", {**self.about, "status": "done", "seconds": self.seconds})
@@ -467,16 +476,56 @@ class _Running:
             return (position - start) % self.every == 0
         return time.monotonic() - self.last > self.wait
 
-    def checkpoint(self, position: int) -> None:
+    def checkpoint(self, position: int, lines: "Lines") -> None:
+        """What lies before the position must be on the disk when the checkpoint says so."""
         began = time.monotonic()
-        self.samples.write()
-        extra = {"position": position, "seconds": self.seconds, "fingerprint": self.stream.fingerprint()}
-        try:
+        if _goes_on(lines.sync, self.samples.write):
+            extra = {"position": position, "seconds": self.seconds, "fingerprint": self.stream.fingerprint()}
             self.checkpoints.save(self.adapter, extra)
-        except CheckpointError as error:    # a full disk must not end a run of hours; the last checkpoint is still good
-            warnings.warn(f"the run goes on without a checkpoint: {error}", PetalWarning, stacklevel=2)
         self.last = time.monotonic()
-        self.wait = max(SECONDS, 20 * (self.last - began))
+        self.wait = max(SECONDS, 20 * max(self.last - began, self.checkpoints.seconds))
+
+
+class Lines:
+    """A file that lines are added to. While the disk takes none they wait in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.file = path, path.open("ab", buffering=0)
+        self.waiting = bytearray()
+
+    def __enter__(self) -> "Lines":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.file.close()
+
+    def add(self, line: str) -> None:
+        """One more line; it is with the system when this returns, or waits."""
+        self.waiting += line.encode() + b"\n"
+        _goes_on(self.flush)
+
+    def flush(self) -> None:
+        """Hand over the lines that wait."""
+        with _writing(self.path):
+            while self.waiting:
+                del self.waiting[: self.file.write(self.waiting) or 0]
+
+    def sync(self) -> None:
+        """All lines are on the disk when this returns."""
+        self.flush()
+        with _writing(self.path):
+            os.fsync(self.file.fileno())
+
+
+def _goes_on(*work: Callable[[], None]) -> bool:
+    """Whether files could be written; if not, the user is told, and the run goes on: hours of work need not be lost."""
+    try:
+        for part in work:
+            part()
+    except StorageError as error:
+        warnings.warn(f"the run goes on, and will try again: {error}", PetalWarning, stacklevel=3)
+        return False
+    return True
 
 
 def guard_record(guard: Guard) -> dict[str, Any]:
@@ -533,6 +582,7 @@ class Samples:
         self.wanted = set(highest.items())
         self.samples: list[Sample] = []
         self.images: list[np.ndarray[Any, Any]] = []
+        self.written = 0
 
     def take(self, batch: Batch, logits: Tensor) -> None:
         """Keep some of a batch if it is the first of its domain."""
@@ -549,12 +599,14 @@ class Samples:
             )  # fmt: skip
 
     def write(self) -> None:
-        """Both files; the pictures first, so that every line has its picture."""
-        if not self.samples:
+        """Both files, if there is anything new; the pictures first, so that every line has its picture."""
+        if len(self.samples) == self.written:
             return
-        with replacing(self.place / "samples.npz") as temporary, temporary.open("wb") as file:
+        path = self.place / "samples.npz"
+        with _writing(path), replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, images=np.stack(self.images))
         write_json(self.place / "samples.json", [asdict(sample) for sample in self.samples])
+        self.written = len(self.samples)
 
     def resume(self, position: int) -> None:
         """Those taken before a position; what was taken later is taken again."""
