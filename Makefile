@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test lint docs clean
+.PHONY: help demo test soak lint docs clean
 
 help:            ## list these targets
 	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -24,6 +24,9 @@ lint: $(STAMP)   ## style, types and layers
 
 test: lint       ## all checks and tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+soak: $(STAMP)   ## the long tests: kills at random times, memory over many steps
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m soak
 
 docs: $(STAMP)   ## the API page, from the docstrings
 	$(BIN)/python docs/make_api.py

@@ -3,13 +3,14 @@
 from petal import data, models
 from petal._version import __version__
 from petal.augment import Views
-from petal.checkpoint import load, save
+from petal.checkpoint import Checkpoints, load, save
 from petal.corruptions import CORRUPTIONS, VALIDATION_CORRUPTIONS, corrupt
 from petal.data import open_dataset, streams
 from petal.engine import accelerate
 from petal.errors import ConfigError, DataError, InputError, ModelError, PetalError, PetalWarning, PosteriorError
 from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
-from petal.methods import METHODS, Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, Source, Tent
+from petal.guard import Alarm, Guard
+from petal.methods import METHODS, Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, SmallBatch, Source, Tent
 from petal.parallel import ParallelError, parallelize
 from petal.posterior import DiagonalGaussian, fit_swag
 from petal.restore import Fisher, Stochastic
@@ -19,12 +20,15 @@ __all__ = [
     "METHODS",
     "VALIDATION_CORRUPTIONS",
     "Adapter",
+    "Alarm",
     "BatchNorm",
+    "Checkpoints",
     "CoTTA",
     "ConfigError",
     "DataError",
     "DiagonalGaussian",
     "Fisher",
+    "Guard",
     "InputError",
     "ModelError",
     "ParallelError",
@@ -37,6 +41,7 @@ __all__ = [
     "Record",
     "Result",
     "Scores",
+    "SmallBatch",
     "Source",
     "Stochastic",
     "Tent",

@@ -4,14 +4,16 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """A temporary path in the same folder that takes the place of `path` if the block ends well, synced to disk.
 
-    If the block fails, `path` is as it was and nothing is left behind. The file has the usual permissions, whatever
-    those of the temporary one were: safetensors makes its files readable to their owner only.
+    If the block fails, `path` is as it was and nothing is left behind. Whoever else writes the same path at the same time
+    has a temporary file of their own; the last to finish stays. The file has the usual permissions, whatever those of the
+    temporary one were: safetensors makes its files readable to their owner only.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -21,7 +23,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     ('whole', 1)
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{uuid4().hex[:12]}.tmp")
     try:
         temporary.touch()
         mode = temporary.stat().st_mode

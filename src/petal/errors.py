@@ -25,5 +25,9 @@ class ConfigError(PetalError, ValueError):
     """A setting, method or recipe that does not exist or has no meaning."""
 
 
+class StorageError(PetalError):
+    """A file that cannot be written. What was there before is as it was."""
+
+
 class PetalWarning(UserWarning):
     """Something that is allowed but probably not what was meant."""

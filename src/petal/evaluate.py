@@ -120,20 +120,20 @@ def iter_evaluate(
 
 
 def evaluate_batch(adapter: Adapter, batch: BatchLike, number: int = 0) -> Record:
-    """Predict and adapt to one batch, and score the prediction."""
+    """Predict and adapt to one batch, and score the prediction.
+
+    Labels that cannot be labels are refused before the method sees the batch; those of no class once it has said how many
+    classes there are.
+    """
+    _check_labels(batch, number)
     x, y = batch.x.to(adapter.device), batch.y.to(adapter.device)
     started = time.perf_counter()
     logits = adapter(x)
     if logits.device.type == "cuda":
         torch.cuda.synchronize(logits.device)
     seconds = time.perf_counter() - started
-    whole = not (y.is_floating_point() or y.is_complex())
-    if not whole or y.shape != logits.shape[:1] or bool((y < 0).any()) or bool((y >= logits.shape[1]).any()):
-        span = f" from {y.min().item()} to {y.max().item()}" if whole and y.numel() else ""
-        raise DataError(
-            f"batch {number} of domain {batch.domain!r} has {y.dtype} labels of shape {list(y.shape)}{span}; "
-            f"the network predicts {logits.shape[0]} samples of {logits.shape[1]} classes"
-        )
+    if bool((y >= logits.shape[1]).any()):
+        raise _bad_labels(batch, number, f"the network predicts {logits.shape[1]} classes, from 0")
     logits, y = logits.double(), y.long()
     scores = torch.stack(
         [
@@ -159,6 +159,21 @@ def evaluate_batch(adapter: Adapter, batch: BatchLike, number: int = 0) -> Recor
         restored=float(adapter.restored),
         skipped=adapter.skipped,
         seconds=seconds,
+    )
+
+
+def _check_labels(batch: BatchLike, number: int) -> None:
+    x, y = batch.x, batch.y
+    if y.is_floating_point() or y.is_complex() or y.shape != x.shape[:1] or bool((y < 0).any()):
+        samples = x.shape[0] if x.dim() else 0
+        raise _bad_labels(batch, number, f"labels are whole numbers from 0, one for each of the {samples} samples")
+
+
+def _bad_labels(batch: BatchLike, number: int, expected: str) -> DataError:
+    y = batch.y
+    span = f" from {y.min().item()} to {y.max().item()}" if y.numel() and not y.is_complex() else ""
+    return DataError(
+        f"batch {number} of domain {batch.domain!r} has {y.dtype} labels of shape {list(y.shape)}{span}: {expected}"
     )
 
 

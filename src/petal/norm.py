@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from petal.errors import InputError
+from petal.errors import ConfigError, InputError
 
 AFFINE_LAYERS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
@@ -59,6 +59,9 @@ def network_copy(model: nn.Module, batch_statistics: bool) -> nn.Module:
 
 
 def _use_batch_statistics(name: str, layer: _BatchNorm) -> None:
+    if layer.running_mean is not None and layer.running_var is not None:
+        kept = (layer.running_mean.clone(), layer.running_var.clone())
+        object.__setattr__(layer, "source_statistics", kept)  # for `RecentNorm`; not part of the network's state
     layer.track_running_stats = False
     layer.running_mean = layer.running_var = layer.num_batches_tracked = None
 
@@ -73,3 +76,74 @@ def _use_batch_statistics(name: str, layer: _BatchNorm) -> None:
             )
 
     layer.register_forward_pre_hook(check)
+
+
+class RecentNorm(nn.Module):
+    """Batch norm by statistics of the source and of recent samples, the same for a batch of 1 and of 1,000.
+
+    For each class it keeps moving averages of the channels' mean and mean square over the samples so labelled, of about
+    `window` / classes samples each, which begin at the source's. The estimate is their mean over the classes, however often
+    each came, with the share `source` of the source's own statistics; each image is normalised by it with the share `own` of
+    its own statistics.
+    """
+
+    start: Tensor
+    recent: Tensor
+
+    def __init__(self, layer: _BatchNorm, window: float, source: float, own: float) -> None:
+        super().__init__()
+        mean, var = source_statistics(layer)
+        self.weight, self.bias, self.eps = layer.weight, layer.bias, layer.eps
+        self.window, self.source_share, self.own_share = window, source, own
+        self.register_buffer("start", torch.stack([mean, var + mean.square()]))     # [2, C]
+        self.register_buffer("recent", self.start[:, None])                         # [2, classes (1 at first), C]
+        self.seen: Tensor | None = None                                             # [2, n, C]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise, and remember the images' own statistics for `learn`."""
+        pixels = tuple(range(2, x.dim()))
+        self.seen = torch.stack([x.mean(pixels), x.square().mean(pixels)] if pixels else [x, x.square()])
+        estimate = self.recent.mean(1).lerp(self.start, self.source_share)          # [2, C]
+        mean, square = estimate[:, None].lerp(self.seen, self.own_share)            # [n, C] each
+        least = 0.05 * (self.start[1] - self.start[0].square())                     # a share of the source's variance
+        scale = (torch.maximum(square - mean.square(), least) + self.eps).rsqrt()
+        shift = -mean * scale
+        if self.weight is not None and self.bias is not None:
+            scale, shift = scale * self.weight, shift * self.weight + self.bias
+        shape = (*scale.shape, *[1] * len(pixels))
+        return torch.addcmul(shift.reshape(shape), x, scale.reshape(shape))
+
+    def learn(self, labels: Tensor, classes: int) -> None:
+        """Move the averages of the classes that the last batch was labelled with."""
+        assert self.seen is not None
+        members = nn.functional.one_hot(labels, classes).to(self.seen.dtype)        # [n, classes]
+        count = members.sum(0)
+        means = members.T @ self.seen / count.clamp(min=1)[:, None]                 # [2, classes, C]
+        moved = 1 - (1 - min(classes / self.window, 1.0)) ** count
+        self.recent = self.recent.expand_as(means).lerp(means, moved[:, None])
+
+    def restart(self) -> None:
+        """Back to the source's statistics."""
+        self.recent = self.start[:, None]
+
+
+def source_statistics(layer: _BatchNorm) -> tuple[Tensor, Tensor]:
+    """Running mean and variance of the source, also if the layer has since been put to batch statistics."""
+    if layer.running_mean is not None and layer.running_var is not None:
+        return layer.running_mean, layer.running_var
+    found = getattr(layer, "source_statistics", None)
+    if found is None:
+        raise ConfigError("the network's batch norm keeps no running statistics: there is nothing to mix recent ones with")
+    mean, var = found
+    return mean, var
+
+
+def with_recent_norm(network: nn.Module, **options: float) -> tuple[nn.Module, list[RecentNorm]]:
+    """The same network, on the same parameters, with every batch norm replaced by a `RecentNorm`; and those layers."""
+    memo: dict[int, object] = {id(p): p for p in network.parameters()}
+    layers: list[RecentNorm] = []
+    for _, layer in batch_norms(network):
+        recent = RecentNorm(layer, **options)
+        memo[id(layer)] = recent
+        layers.append(recent)
+    return deepcopy(network, memo).eval(), layers

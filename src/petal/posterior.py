@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from petal._files import replacing
+from petal._random import random_state, set_random_state
 from petal.errors import PosteriorError
 from petal.norm import batch_norms, unwrapped
 
@@ -282,6 +283,8 @@ def fit_swag(
     autocast: torch.dtype | None = None,
     progress: Callable[[FitProgress], None] | None = None,
     on_snapshot: Callable[[dict[str, Tensor]], None] | None = None,
+    on_epoch: Callable[[int, dict[str, Tensor]], None] | None = None,
+    state: Mapping[str, Tensor] | None = None,
 ) -> DiagonalGaussian:
     """Fit SWAG-diagonal: continue the training of a copy of `model` by SGD and take the moments of its path.
 
@@ -289,7 +292,9 @@ def fit_swag(
     iterable of (images, labels) that can be run through `epochs` times. Batch-norm statistics stay as they are (their
     affine parameters are trained like all others); with train_batch_norm=True they are trained along and, at the end,
     computed anew for the mean by a pass over the loader. `autocast` is a dtype for mixed precision. `progress` is called
-    after every batch, `on_snapshot` with every snapshot's parameters.
+    after every batch, `on_snapshot` with every snapshot's parameters. `on_epoch` is called after every epoch with its
+    number and a state, flat tensors; given as `state` to a call with the same arguments, and a loader that goes on with the
+    next epoch, the fit continues from there exactly.
     """
     for name, value in (("epochs", epochs), ("snapshots_per_epoch", snapshots_per_epoch)):
         if value < 1:
@@ -320,7 +325,8 @@ def fit_swag(
         if on_snapshot is not None:
             on_snapshot({name: p.detach().clone() for name, p in parameters.items()})
 
-    for epoch in range(1, epochs + 1):
+    done = 0 if state is None else _continue_swag(state, network, optimizer, moments)
+    for epoch in range(done + 1, epochs + 1):
         number = 0
         for number, batch in enumerate(loader, start=1):
             x, y = _images_and_labels(batch, device, f"batch {number} of epoch {epoch}")
@@ -346,6 +352,8 @@ def fit_swag(
         elif number != batches:
             raise PosteriorError(f"the loader says that it has {batches} batches and gave {number} in epoch {epoch}")
         log.debug("swag epoch %d of %d done, %d snapshots", epoch, epochs, moments.count)
+        if on_epoch is not None:
+            on_epoch(epoch, _swag_state(epoch, network, optimizer, moments))
 
     like = dict(model.named_parameters())
     mean = {name: value.to(like[name].dtype) for name, value in moments.mean().items()}
@@ -359,6 +367,41 @@ def fit_swag(
         if counts and not any(counts):
             raise PosteriorError("the loader gave no batches for the mean's batch-norm statistics: it ran through only once")
     return DiagonalGaussian(mean, var, damping=damping, buffers=dict(network.named_buffers()))
+
+
+def _swag_state(
+    epoch: int, network: nn.Module, optimizer: torch.optim.Optimizer, moments: Moments
+) -> dict[str, Tensor]:
+    """Everything that a fit has changed so far, torch's random numbers included: dropout draws from them."""
+    tensors = {f"network.{name}": value.detach() for name, value in network.state_dict().items()}
+    tensors |= {f"moments.{name}": value for name, value in moments.state_dict().items()}
+    for name, parameter in network.named_parameters():
+        momentum = optimizer.state.get(parameter, {}).get("momentum_buffer")
+        if momentum is not None:
+            tensors[f"momentum.{name}"] = momentum
+    return tensors | random_state() | {"epoch": torch.tensor(epoch)}
+
+
+def _continue_swag(
+    state: Mapping[str, Tensor], network: nn.Module, optimizer: torch.optim.Optimizer, moments: Moments
+) -> int:
+    """Put everything where `_swag_state` found it; returns the number of epochs done."""
+
+    def part(prefix: str) -> dict[str, Tensor]:
+        return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+
+    device = next(network.parameters()).device
+    try:
+        network.load_state_dict(part("network."))
+        moments.load_state_dict({key: value.to(device) for key, value in part("moments.").items()})
+        momentum = part("momentum.")
+        for name, parameter in network.named_parameters():
+            if name in momentum:
+                optimizer.state[parameter]["momentum_buffer"] = momentum[name].to(parameter)
+        set_random_state(state)
+        return int(state["epoch"])
+    except (KeyError, RuntimeError, TypeError) as error:
+        raise PosteriorError(f"this is not the state of a fit of this network: {error}") from error
 
 
 def _length(loader: object) -> int | None:

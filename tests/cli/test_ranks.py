@@ -58,7 +58,7 @@ def test_killed_rank_and_resume_with_another_number(source: list[str], tmp_path:
     assert "rank 0 of 2 has lost another rank" in said
     done = file.read_bytes().count(b"\n")
     assert 5 <= done < 30
-    assert f"petal-o1-s0 stands at batch {done} of 30" in " ".join(said.split())
+    assert f"petal-o1-s0 stood at batch {done} of 30" in " ".join(said.split())
     assert len(list(folder.glob("jobs/petal-o1-s0/checkpoint-*.safetensors"))) == 1
 
     process = start("petal", "run", *rest, "--out", str(folder), "--gpus", "3")

@@ -116,6 +116,24 @@ def test_plugin(source: list[str], tmp_path: Path) -> None:
         call("digits", *few, "--plugin", empty)
 
 
+def test_a_recurring_run_in_pieces(source: list[str], tmp_path: Path) -> None:
+    rest = ["digits", *FEW, *source, "-m", "tent+guard", "-m", "bn", "--visits", "2", "--set", "guard.every=5"]
+    call(*rest, "--out", tmp_path / "whole")
+    pieces = [call(*rest, "--out", tmp_path / "pieces", "--stop-after", "50") for _ in range(3)]
+    assert "TENT-continual + guard" in pieces[0]
+    assert "stopped at batch 50 of 60: the same command goes on" in pieces[0]
+    assert "stopped at batch 40 of 60" in pieces[1]
+    assert "(was done)" in pieces[2]
+    assert "by visit" in pieces[2]
+    assert records(tmp_path / "pieces") == records(tmp_path / "whole")
+    manifest = json.loads((tmp_path / "whole" / "manifest.json").read_text())
+    assert (manifest["stream"], manifest["visits"]) == ("recurring", 2)
+    assert manifest["jobs"][0]["options"]["guard"]["every"] == 5
+    call("digits", *FEW, *source, "-m", "bn+small", "--label-correlation", "0.1", "--out", tmp_path / "runs")
+    with pytest.raises(PetalError, match="visits was 2 and is None"):
+        call("digits", *FEW, *source, "-m", "bn", "--out", tmp_path / "whole")
+
+
 PROGRAM = """
 import torch, typer
 torch.set_num_threads(1)

@@ -267,3 +267,14 @@ def test_a_view_that_fails_in_a_thread_leaves_the_adapter_as_it_was(monkeypatch:
         adapter(images(seed=1))
     after = adapter.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_a_learning_rate_changed_on_the_way_counts() -> None:
+    plain, fast = make("petal", network()), petal.accelerate(make("petal", network()), policy=Policy())
+    for seed in range(4):
+        if seed == 2:
+            for adapter in (plain, fast):
+                adapter.optimizer.param_groups[0]["lr"] = 0.02
+        assert torch.allclose(plain(images(seed=seed)), fast(images(seed=seed)), atol=1e-3)
+    moved = [(a - b).abs().mean().item() for a, b in zip(plain.model.parameters(), fast.model.parameters(), strict=True)]
+    assert max(moved) < 2e-3  # the steps are of 0.02

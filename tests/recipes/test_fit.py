@@ -1,14 +1,18 @@
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
-from petal import ConfigError, DiagonalGaussian, models
+from petal import ConfigError, DiagonalGaussian, ModelError, models
+from petal.checkpoint import digest
 from petal.data import digits, from_arrays
+from petal.posterior import FitProgress
 from petal.recipes import FitSettings, Loader, fit, train
 from petal.recipes.fit import TrainProgress, clean_error
 
@@ -87,6 +91,65 @@ def test_interrupted_training_continues(tmp_path: Path) -> None:
     again = train(small(), Loader(data(), 20, crop=2), SETTINGS, path=path)
     for key, value in whole.state_dict().items():
         assert torch.equal(again.state_dict()[key], value), key
+
+
+class Dropping(torch.nn.Sequential):
+    """Draws from torch's own random numbers while it trains."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(torch.nn.Flatten(), torch.nn.Dropout(0.3), torch.nn.Linear(3 * 32 * 32, 10))
+
+
+@pytest.mark.parametrize("make", [small, Dropping])
+@pytest.mark.parametrize("at", [(1, 2), (2, 1), (3, 3)])
+def test_interrupted_fit_continues_within_the_posterior(
+    make: Callable[[], torch.nn.Module], at: tuple[int, int], tmp_path: Path
+) -> None:
+    settings = replace(SETTINGS, epochs=1, swag_epochs=3, swag_snapshots=2, swag_lr=0.01, swag_augment=True)
+
+    def stop(p: FitProgress) -> None:
+        if (p.epoch, p.batch) == at:
+            raise Stop
+
+    whole = fit(make(), data(), settings, tmp_path / "whole")
+    started: list[int] = []
+    with pytest.raises(Stop):
+        fit(make(), data(), settings, tmp_path / "cut", on_swag=stop)
+    assert not (tmp_path / "cut" / "fit.json").exists()
+    if at[0] > 1:
+        with pytest.raises(ConfigError, match=r"swag_lr was 0.01 and is 0.02"):
+            fit(make(), data(), replace(settings, swag_lr=0.02), tmp_path / "cut")
+    torch.manual_seed(99)
+    again = fit(make(), data(), settings, tmp_path / "cut", on_swag=lambda p: started.append(p.epoch))
+    assert started[0] == at[0]
+    assert digest(load_file(again.posterior)) == digest(load_file(whole.posterior))
+    assert sorted(p.name for p in again.posterior.parent.iterdir()) == [
+        "fit.json", "network.safetensors", "posterior.safetensors",
+    ]  # fmt: skip
+
+
+def test_a_damaged_state_is_refused_and_left(tmp_path: Path) -> None:
+    path = tmp_path / "collecting.safetensors"
+    path.write_bytes(b"nothing")
+    with pytest.raises(ModelError, match=r"collecting.safetensors cannot be continued.*remove it"):
+        fit(small(), data(), SETTINGS, tmp_path, trained=True)
+    assert path.read_bytes() == b"nothing"
+
+
+def test_other_weights_data_or_seed_are_not_mixed(tmp_path: Path) -> None:
+    def stop(p: FitProgress) -> None:
+        if p.epoch == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        fit(small(), data(), SETTINGS, tmp_path, trained=True, on_swag=stop)
+    other = small()
+    torch.nn.init.zeros_(next(other.parameters()))
+    for word, model, images, seed in (("network", other, data(), 0), ("data", small(), data(80), 0),
+                                      ("seed", small(), data(), 1)):  # fmt: skip
+        with pytest.raises(ConfigError, match=f"{word} was"):
+            fit(model, images, SETTINGS, tmp_path, trained=True, seed=seed)
 
 
 def test_fit_writes_a_network_that_learned_and_its_posterior(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_run_that_is_ended_leaves_a_checkpoint_of_its_last_batch(source: Path,
     j = job("petal", b)
     whole = run_job(j, tmp_path / "whole", b)
     b.ranks = Alone(7)  # type: ignore[assignment]
-    with pytest.raises(ParallelError, match=r"the launcher ended this run\. petal-o1-s0 stands at batch 7 of 30"):
+    with pytest.raises(ParallelError, match=r"the launcher ended this run\. petal-o1-s0 stood at batch 7 of 30"):
         run_job(j, tmp_path, b)
     assert len(list((tmp_path / "jobs" / j.id).glob("checkpoint-*.safetensors"))) == 1
     b.ranks = again = Alone(-1)  # type: ignore[assignment]

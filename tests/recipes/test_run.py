@@ -1,14 +1,34 @@
+import errno
 import json
+import os
+import warnings
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from petal import ConfigError, DiagonalGaussian, PetalWarning, evaluate, models
+from petal.checkpoint import Checkpoints, read_state
 from petal.data import digits
-from petal.recipes import Bench, Job, Progress, jobs_for, make_manifest, open_run, read_records, recipe, rows, run_job
-from petal.recipes.run import complete_lines, read_manifest
+from petal.errors import StorageError
+from petal.recipes import (
+    WRAPPERS,
+    Bench,
+    Job,
+    Progress,
+    apply_settings,
+    jobs_for,
+    make_manifest,
+    open_run,
+    pick_rows,
+    read_records,
+    recipe,
+    rows,
+    run_job,
+)
+from petal.recipes.run import Lines, complete_lines, read_manifest
 
 QUICK = {"views": 2, "confidence": 2.0}
 
@@ -160,12 +180,88 @@ def test_damaged_newest_checkpoint_costs_no_more_than_the_work_since_the_older(s
     whole = run_job(j, tmp_path / "whole", b)
     with pytest.raises(Stop):
         run_job(j, tmp_path, b, checkpoint_every=3, progress=stopping_at(11))
-    newest = sorted((tmp_path / "jobs" / j.id).glob("checkpoint-*"))[-1]
+    newest, older = Checkpoints(tmp_path / "jobs" / j.id).paths()
     newest.write_bytes(newest.read_bytes()[:100])
+    position = read_state(older)[0]["extra"]["position"]
     started: list[int] = []
-    again = run_job(j, tmp_path, b, progress=lambda p: started.append(p.position))
-    assert started[0] == 6
+    with pytest.warns(PetalWarning, match=f"{newest.name} is damaged"):
+        again = run_job(j, tmp_path, b, progress=lambda p: started.append(p.position))
+    assert started[0] == position > 0
     assert without_time(again) == without_time(whole)
+
+
+@pytest.mark.parametrize("room_at", [None, 20])
+def test_a_full_disk_does_not_stop_a_run(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_at: int | None
+) -> None:
+    """From batch 5 on nothing can be written: the run goes on and says so; with room again it ends well, or later does."""
+    b = bench(source)
+    j = job("petal", b)
+    whole = run_job(j, tmp_path / "whole", b)
+    full, fsync, reached = False, os.fsync, []
+
+    def refusing(descriptor: int) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        fsync(descriptor)
+
+    def progress(p: Progress) -> None:
+        nonlocal full
+        reached.append(p.position)
+        full = p.position >= 5 and (room_at is None or p.position < room_at)
+
+    monkeypatch.setattr(os, "fsync", refusing)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if room_at is None:
+            with pytest.raises(StorageError, match=r"records.jsonl: No space left on device"):
+                run_job(j, tmp_path, b, checkpoint_every=2, progress=progress)
+        else:
+            assert without_time(run_job(j, tmp_path, b, checkpoint_every=2, progress=progress)) == without_time(whole)
+    assert reached[-1] == 30
+    assert any("the run goes on" in str(w.message) and "No space left" in str(w.message) for w in told)
+    full, reached = False, []
+    again = run_job(j, tmp_path, b, progress=lambda p: reached.append(p.position))
+    assert without_time(again) == without_time(whole)
+    assert reached[0] == 30 if room_at else reached[0] <= 4  # the write of batch 4 may have met the full disk
+
+
+def test_lines_wait_for_room(tmp_path: Path) -> None:
+    """A disk that takes a few bytes at a time, then none, then again: nothing is lost, torn or doubled."""
+    lines = Lines(tmp_path / "r.jsonl")
+    real, room = lines.file, 0
+
+    class Disk:
+        fileno = real.fileno
+
+        def write(self, data: bytearray) -> int:
+            nonlocal room
+            if room == 0:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            count = min(room, len(data), 7)
+            room -= count
+            return real.write(bytes(data[:count]))
+
+    lines.file = Disk()
+    for number in range(10):
+        room = (0, 0, 5, 1000, 11)[number % 5]
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            lines.add(json.dumps({"position": number}))
+        assert bool(told) == bool(lines.waiting)
+    room = 1000
+    lines.sync()
+    real.close()
+    assert [r["position"] for r in complete_lines(tmp_path / "r.jsonl")[0]] == list(range(10))
+
+
+def test_what_a_killed_process_left_is_removed(source: Path, tmp_path: Path) -> None:
+    b = bench(source)
+    left = tmp_path / "jobs" / "source-o1-s0" / ".samples.npz.123.tmp"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    run_job(job("source", b), tmp_path, b)
+    assert not left.exists()
 
 
 def test_lost_records_are_made_again(source: Path, tmp_path: Path) -> None:
@@ -195,3 +291,55 @@ def test_posterior_and_severity_are_asked_for_by_name(source: Path) -> None:
         replace(b, posterior=None).adapter(rows(b.recipe)["petal"], 0)
     with pytest.raises(ConfigError, match="leave the severity out"):
         Bench(recipe("cifar10-gradual"), b.data, b.model, severity=3)
+
+
+def wrapped(name: str, b: Bench, *settings: str) -> Job:
+    return Job(pick_rows(apply_settings(rows(b.recipe), settings, WRAPPERS), [name])[0])
+
+
+def test_a_recurring_run_with_a_guard_in_pieces(source: Path, tmp_path: Path) -> None:
+    """Stopped after any number of batches and continued by the same call: the same records, visit by visit."""
+    b = replace(bench(source), visits=2)
+    j = wrapped("petal+small+guard", b, "guard.every=4", "small.memory=16", "small.every=8")
+    whole = run_job(j, tmp_path / "whole", b)
+    assert [r["visit"] for r in whole] == [0] * 30 + [1] * 30
+    assert whole[-1]["guard"] == {"frozen": False, "alarms": 0, "signals": whole[-1]["guard"]["signals"]}
+    assert "signals" not in whole[0]["guard"]
+    assert set(whole[3]["guard"]["signals"]) >= {"disagreement", "distance"}
+    place = tmp_path / "pieces" / "jobs" / j.id
+    done = []
+    while len(done) < 60:
+        left = iter(range(16))
+        done = run_job(j, tmp_path / "pieces", b, stop=lambda left=left: next(left) == 15)
+        assert json.loads((place / "job.json").read_text())["status"] == ("done" if len(done) == 60 else "running")
+    assert without_time(done) == without_time(whole)
+    assert json.loads((place / "job.json").read_text())["options"]["guard"]["every"] == 4
+
+
+def test_the_guard_s_alarms_are_in_the_records(source: Path, tmp_path: Path) -> None:
+    b = bench(source)
+    nervous = ("guard.every=1", "guard.disagreement=0.01", "guard.window=16", "guard.cooldown=24", "tent.lr=1")
+    j = wrapped("tent+guard", b, *nervous)
+    with pytest.warns(PetalWarning, match="signs of a collapse"):
+        records = run_job(j, tmp_path, b)
+    alarms = [r["guard"]["alarm"] for r in records if "alarm" in r["guard"]]
+    assert len(alarms) == records[-1]["guard"]["alarms"] > 0
+    assert alarms[0].keys() == {"step", "signal", "value", "limit", "action"}
+    assert any(r["guard"]["frozen"] for r in records)
+
+
+def test_labels_in_runs(source: Path, tmp_path: Path) -> None:
+    b = replace(bench(source), label_correlation=0.1, batch_size=1, images=40)
+    labels = [int(batch.y) for batch in b.stream(1)]
+    iid = [int(batch.y) for batch in replace(b, label_correlation=None).stream(1)]
+    same = [sum(x == y for x, y in pairwise(sequence)) for sequence in (labels, iid)]
+    assert same[0] > 2 * same[1]
+    first = make_manifest(b, [job("bn", b)])
+    assert (first["stream"], first["label_correlation"]) == ("correlated", 0.1)
+    open_run(tmp_path, first)
+    with pytest.raises(ConfigError, match=r"label_correlation was 0\.1 and is None"):
+        open_run(tmp_path, make_manifest(replace(b, label_correlation=None), [job("bn", b)]))
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        replace(b, visits=2)
+    with pytest.raises(ConfigError, match="that of cifar10-gradual is gradual"):
+        Bench(recipe("cifar10-gradual"), b.data, b.model, visits=2)

@@ -2,7 +2,7 @@ import pytest
 
 from petal import ConfigError, Fisher, Stochastic, Views
 from petal.methods import METHODS
-from petal.recipes import RECIPES, SGD, TABLE_1, Adam, apply_settings, parse_value, recipe, rows
+from petal.recipes import RECIPES, SGD, TABLE_1, WRAPPERS, Adam, apply_settings, parse_value, pick_rows, recipe, rows
 from petal.recipes.settings import as_json
 
 
@@ -114,3 +114,24 @@ def test_published_numbers() -> None:
         recipe("cifar_10")
     with pytest.raises(ConfigError, match="no fidelity"):
         rows(recipe("cifar10"), "released")
+
+
+def test_what_goes_around_a_method() -> None:
+    known = apply_settings(rows(recipe("cifar10")), ["guard.window=700", "small.own=0.5", "guard.policy=soften"], WRAPPERS)
+    (row,) = pick_rows(known, ["petal-sres+small+guard", "petal-sres+small+guard"])
+    assert (row.method, row.wraps, row.label) == ("petal", ("small", "guard"), "PETAL (S-Res) + small + guard")
+    assert row.wrapper_options == {"guard": {"window": 700, "policy": "soften"}, "small": {"own": 0.5}}
+    assert row.options["restore"] == Stochastic(0.01)
+    assert pick_rows(known, ["petal"])[0].wraps == ()
+    for name, words in (
+        ("petal+gard", "did you mean guard"),
+        ("petl+guard", "did you mean petal"),
+        ("petal+guard+small", r"from the inside out: petal\+small\+guard"),
+        ("petal+guard+guard", "given once"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            pick_rows(known, [name])
+    wrong = (("guard.windows=3", "did you mean window"), ("guard.window=x", "takes int"), ("gard.x=1", "guard"))
+    for setting, words in wrong:
+        with pytest.raises(ConfigError, match=words):
+            apply_settings(rows(recipe("cifar10")), [setting], WRAPPERS)

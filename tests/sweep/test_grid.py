@@ -27,6 +27,13 @@ def test_every_combination_of_what_means_a_row() -> None:
     assert found[0] == KNOWN["bn"]
 
 
+def test_settings_of_what_goes_around_a_method() -> None:
+    found = grid_rows(KNOWN, ["petal", "petal+guard"], ["guard.window=100,200", "petal.ema=0.5"])
+    assert [row.name for row in found] == ["petal", "petal+guard,window=100", "petal+guard,window=200"]
+    assert [row.wrapper_options.get("guard") for row in found[1:]] == [{"window": 100}, {"window": 200}]
+    assert {row.options["ema"] for row in found} == {0.5}
+
+
 def test_one_value_changes_no_name_and_the_same_value_twice_is_one() -> None:
     assert [row.name for row in grid_rows(KNOWN, ["petal"], ["petal.ema=0.5"])] == ["petal"]
     assert [row.name for row in grid_rows(KNOWN, ["petal"], ["petal.ema=0.5,0.5"])] == ["petal,ema=0.5"]

@@ -61,7 +61,7 @@ def write_page(files: Sequence[str | Path], out: str | Path) -> list[Path]:
     written = []
     body = []
     for device, group in _by(measured, lambda m: m.device).items():
-        rows = [row for m in group for row in m.rows]
+        rows = sorted((row for m in group for row in m.rows), key=_place)
         body += [f"\n## {device}, torch {', '.join(sorted({m.torch for m in group}))}\n"]
         body += ["```\n" + "\n".join(dict.fromkeys(m.command for m in group)) + "\n```\n"]
         body += [step_table(rows), part_table(rows)]
@@ -106,7 +106,21 @@ def part_table(rows: Iterable[dict[str, Any]]) -> str:
     for row in rows:
         cells = [f"{row['parts'][name]:.2f}" if name in row["parts"] else "" for name in names]
         lines.append(f"| {_name(_step(row))}, {NAMES[row['engine']]} | " + " | ".join(cells) + " |")
+        if row["engine"] == "auto":
+            limit = limits(row)
+            cells = [f"{limit[name]:.2f}" if name in limit else "" for name in names]
+            lines.append("| its matrix products at the matrix rate | " + " | ".join(cells) + " |")
     return "\n".join([*lines, ""])
+
+
+def limits(row: dict[str, Any]) -> dict[str, float]:
+    """Milliseconds that the networks' products alone would take at the measured matrix rate, by part."""
+    opened = row["gate"] == "open"
+    forwards = {"source": 1 if row["views"] else 0, "teacher": 1, "student": 3}
+    if opened:
+        forwards |= {"teacher": 0, "teacher on views": row["views"]}
+    one = row["ms"] * row["matrix_share"] / sum(forwards.values())
+    return {name: count * one for name, count in forwards.items() if count and name in row["parts"]}
 
 
 def drawings(rows: list[dict[str, Any]]) -> list[Drawing]:
@@ -138,8 +152,7 @@ def _draw(name: str, title: str, rows: list[dict[str, Any]], along: str, label: 
             xs, ys = [row[along] for row in line], [row["ms"] for row in line]
             axes.plot(xs, ys, "o-", color=COLOURS.get(engine), label=NAMES.get(engine, engine), markersize=4)
             for x, y in zip(xs, ys, strict=True):
-                above = (0, 6 if engine == "eager" else -13)
-                axes.annotate(f"{y:.0f}", (x, y), above, textcoords="offset points", ha="center", fontsize=7.5)
+                axes.annotate(f"{y:.0f}", (x, y), (0, 6), textcoords="offset points", ha="center", fontsize=7.5)
         if along == "batch":
             axes.set_xscale("log")
             axes.set_xticks(xs, [str(x) for x in xs])
@@ -155,6 +168,10 @@ def _draw(name: str, title: str, rows: list[dict[str, Any]], along: str, label: 
 
 def _step(row: dict[str, Any]) -> tuple[Any, ...]:
     return (row["method"], row["network"], row["batch"], row["views"], row["gate"])
+
+
+def _place(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (row["network"], row["views"] == 0, row["method"], -row["batch"], -row["views"], row["gate"] != "open")
 
 
 def _name(step: tuple[Any, ...]) -> str:

@@ -9,9 +9,9 @@ import typer
 from rich.console import Console
 
 from petal.cli.options import command_line, fit_threads, load_posterior, shown_warnings, source_network, source_on_the_spot
-from petal.cli.run import pick_rows, run_all
+from petal.cli.run import run_all
 from petal.data import open_dataset
-from petal.recipes import TABLE_1, Bench, jobs_for, make_manifest, open_run, recipe, rows
+from petal.recipes import TABLE_1, Bench, jobs_for, make_manifest, open_run, pick_rows, recipe, rows
 
 
 def demo(

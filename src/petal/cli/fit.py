@@ -45,7 +45,7 @@ def fit(
 ) -> None:
     """Train a source network, or take a trained one (--weights), and collect its SWAG-D posterior.
 
-    Training that is interrupted continues with its last whole epoch when the command is repeated.
+    Interrupted work continues after its last whole epoch when the command is repeated.
     """
     console = Console(quiet=quiet)
     if recipe_name is None and network is None:

@@ -29,6 +29,7 @@ from petal.errors import ConfigError
 from petal.methods import METHODS
 from petal.recipes import (
     TABLE_1,
+    WRAPPERS,
     Bench,
     Job,
     Progress,
@@ -38,11 +39,11 @@ from petal.recipes import (
     load_plugin,
     make_manifest,
     open_run,
+    pick_rows,
     recipe,
     rows,
     run_job,
 )
-from petal.recipes.names import unknown
 from petal.recipes.rows import needs_posterior
 
 
@@ -53,13 +54,20 @@ def run(
     method: Annotated[
         list[str] | None,
         typer.Option("--method", "-m", help="A row of the table; may be repeated. Default: the eight of Table 1. Also: "
-                     "petal-none, petal-sres-0.03, and the methods of a plugin."),
+                     "petal-none, petal-sres-0.03, the methods of a plugin, and any of them with a guard and the "
+                     "small-batch mode around it: petal+guard, petal+small, petal+small+guard."),
     ] = None,
     order: Annotated[list[str] | None, typer.Option(help="Published orders: 1, or 1,3 or 1-10.")] = None,
     seed: Annotated[list[str] | None, typer.Option(help="Seeds, as 0 or 0,2 or 0-4.")] = None,
     severity: Annotated[int | None, typer.Option(min=1, max=5, help="Severity. Default: 5.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images a batch. Default: the recipe's.")] = None,
     images: Annotated[int | None, typer.Option(min=1, help="Take the first so many images of each domain.")] = None,
+    visits: Annotated[
+        int | None, typer.Option(min=1, help="Let the domains come again and again, so many times in all.")
+    ] = None,
+    label_correlation: Annotated[
+        float | None, typer.Option(help="Let labels come in runs: a Dirichlet concentration, the smaller the longer; 0.1.")
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="Clean images, corrupted on the fly, or a folder of published -C files.")
     ] = None,
@@ -75,11 +83,15 @@ def run(
         Literal["official", "paper"], typer.Option(help="Settings of the released code, or of the paper's text.")
     ] = "official",
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="METHOD.OPTION=VALUE, for example petal.ema=0.99; may be repeated.")
+        list[str] | None, typer.Option("--set", help="METHOD.OPTION=VALUE, for example petal.ema=0.99; guard.OPTION and "
+                                             "small.OPTION too; may be repeated.")
     ] = None,
     plugin: Annotated[Path | None, typer.Option(help="A Python file that adds methods to petal.METHODS.")] = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(min=1, help="Batches between checkpoints. Default: about every 20 seconds.")
+    ] = None,
+    stop_after: Annotated[
+        int | None, typer.Option(min=1, help="Stop after so many batches, with a checkpoint; the same command goes on.")
     ] = None,
     gpus: Annotated[
         int | None,
@@ -108,7 +120,7 @@ def run(
     if network is not None:
         chosen = replace(chosen, network=network, network_options={})
     extra = {} if plugin is None else {"plugin": load_plugin(plugin)}
-    known = apply_settings(rows(chosen, fidelity), settings or [])
+    known = apply_settings(rows(chosen, fidelity), settings or [], WRAPPERS)
     table = pick_rows(known, method or TABLE_1)
     jobs = jobs_for(table, numbers(order, "--order") or chosen.numbers, numbers(seed, "--seed") or [0])
     folder = out or Path("runs") / chosen.name
@@ -121,7 +133,7 @@ def run(
         model = source_network(chosen, weights, place)
         bench = Bench(
             chosen, images_at, model, load_posterior(posterior, model), fidelity, severity, batch_size, images, engine,
-            ranks=ranks,
+            visits, label_correlation, ranks=ranks,
         )  # fmt: skip
         for row in table:
             check_row(bench, row)
@@ -131,20 +143,12 @@ def run(
         )  # fmt: skip
         if ranks is None or ranks.first:
             open_run(folder, manifest)
-        run_all(jobs, folder, bench, console, checkpoint_every, quiet)
+        run_all(jobs, folder, bench, console, checkpoint_every, quiet, stop_after)
         if ranks is not None:
             ranks.leave()
         if not quiet:
             show_table(folder, console)
         console.print(f"Records are in {folder}; `petal report {folder}` draws them.", highlight=False)
-
-
-def pick_rows(known: dict[str, Row], wanted: Sequence[str]) -> list[Row]:
-    """The rows meant, each once; an error with close matches for one that does not exist."""
-    for name in wanted:
-        if name not in known:
-            raise unknown("method", name, known)
-    return [known[name] for name in dict.fromkeys(wanted)]
 
 
 def check_row(bench: Bench, row: Row) -> None:
@@ -158,7 +162,13 @@ def check_row(bench: Bench, row: Row) -> None:
 
 
 def run_all(
-    jobs: Sequence[Job], folder: Path, bench: Bench, console: Console, every: int | None, quiet: bool
+    jobs: Sequence[Job],
+    folder: Path,
+    bench: Bench,
+    console: Console,
+    every: int | None,
+    quiet: bool,
+    stop_after: int | None = None,
 ) -> None:
     """Run the jobs one after the other, with a line for each that is done and a bar for the one that runs."""
     lengths = {number: len(bench.stream(number)) for number in {job.order for job in jobs}}
@@ -166,14 +176,37 @@ def run_all(
     with bar(console, quiet) as progress:
         everything = progress.add_task("all methods", total=sum(lengths[job.order] for job in jobs))
         done = 0
+        stop = Countdown(stop_after)
         for job in jobs:
             name = job.row.label + (f", order {job.order}, seed {job.seed}" if several else "")
             task = progress.add_task(name, total=lengths[job.order])
             shown = Shown(progress, task, everything, name, done)
-            run_job(job, folder, bench, checkpoint_every=every, progress=shown)
+            run_job(job, folder, bench, checkpoint_every=every, progress=shown, stop=stop)
+            if stop.over and shown.position < lengths[job.order]:
+                text = f"{name:<32} stopped at batch {shown.position} of {lengths[job.order]}: the same command goes on"
+                progress.console.print(text, highlight=False)
+                break
             done += lengths[job.order]
             progress.remove_task(task)
             progress.console.print(f"{name:<32} error {100 * shown.error:6.2f} %{shown.note}", highlight=False)
+
+
+class Countdown:
+    """Says when so many batches are done, over all jobs; without a number, never."""
+
+    def __init__(self, batches: int | None) -> None:
+        self.left = batches
+
+    def __call__(self) -> bool:
+        """After every batch."""
+        if self.left is not None:
+            self.left -= 1
+        return self.over
+
+    @property
+    def over(self) -> bool:
+        """Whether it has come to its end."""
+        return self.left is not None and self.left <= 0
 
 
 class Shown:
@@ -181,11 +214,11 @@ class Shown:
 
     def __init__(self, progress: Bar, task: TaskID, everything: TaskID, name: str, before: int) -> None:
         self.progress, self.task, self.everything, self.name, self.before = progress, task, everything, name, before
-        self.error, self.note = 0.0, ""
+        self.error, self.note, self.position = 0.0, "", 0
 
     def __call__(self, p: Progress) -> None:
         """After every batch."""
-        self.error = p.error
+        self.error, self.position = p.error, p.position
         if p.resumed and p.record is None:
             self.note = " (was done)" if p.position == p.batches else f" (continued at batch {p.position})"
         where = "" if p.record is None else f"{p.record['domain']}"

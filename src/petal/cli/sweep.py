@@ -12,7 +12,7 @@ from rich.console import Console
 
 from petal.cli.common import choose_device
 from petal.cli.options import bar, command_line, numbers, shown_warnings
-from petal.cli.run import pick_rows, show_table
+from petal.cli.run import show_table
 from petal.errors import ConfigError, PetalError
 from petal.recipes import TABLE_1, jobs_for, load_plugin, recipe, rows
 from petal.recipes.setup import Setup
@@ -51,6 +51,8 @@ def sweep(
     severity: Annotated[int | None, typer.Option(min=1, max=5, help="Severity. Default: 5.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Images a batch. Default: the recipe's.")] = None,
     images: Annotated[int | None, typer.Option(min=1, help="Take the first so many images of each domain.")] = None,
+    visits: Annotated[int | None, typer.Option(min=1, help="A recurring stream; see `petal run`.")] = None,
+    label_correlation: Annotated[float | None, typer.Option(help="Labels in runs; see `petal run`.")] = None,
     data: Annotated[list[str] | None, typer.Option(help=f"Clean images, or a folder of published -C files{EACH}")] = None,
     corrupted: Annotated[list[str] | None, typer.Option(help=f"A folder of published -C files{EACH}")] = None,
     ids: Annotated[list[str] | None, typer.Option(help=f"List of the images of ImageNet-C to use{EACH}")] = None,
@@ -96,8 +98,7 @@ def sweep(
     for name in names:
         chosen = recipe(name)
         known = rows(chosen, fidelity)
-        wanted = [row.name for row in pick_rows(known, method or TABLE_1)]
-        table = grid_rows(known, wanted, settings or [])
+        table = grid_rows(known, method or TABLE_1, settings or [])
         jobs = jobs_for(table, numbers(order, "--order") or chosen.numbers, numbers(seed, "--seed") or [0])
 
         def given(values: list[str] | None, what: str, name: str = name) -> str | None:
@@ -108,6 +109,7 @@ def sweep(
             weights=given(weights, "--weights"), posterior=given(posterior, "--posterior"),
             network=value_for(name, names, network, "--network"), fidelity=fidelity, severity=severity,
             batch_size=batch_size, images=images, engine=engine, plugin=whole(None if plugin is None else str(plugin)),
+            visits=visits, label_correlation=label_correlation,
         )  # fmt: skip
         parts.append(Part(setup, tuple(jobs), folder / name, kind, checkpoint_every, command_line()))
     left = what_is_left(folder, parts)

@@ -21,7 +21,7 @@ from petal.engine.network import NetworkEngine
 from petal.engine.policy import Policy
 from petal.engine.teacher import TeacherEngine
 from petal.errors import ConfigError
-from petal.methods import Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, Source, Tent
+from petal.methods import Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, Source, Tent, Wrapper
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,9 @@ def accelerate(
     not. Otherwise a shape is compiled when it keeps coming. `policy` overrides the choices of "auto". Methods and networks
     that have no fast form (float64, a method of the user's own) stay eager.
     """
+    if isinstance(adapter, Wrapper):  # what goes around a method is plain code: the method inside is made fast
+        accelerate(adapter.adapter, engine, adapter.inner_shape(batch_shape), policy)
+        return adapter
     if engine not in ENGINES:
         raise ConfigError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
     with torch.inference_mode(False):

@@ -162,9 +162,14 @@ class TeacherEngine:
         times = self.seen[x.shape] = self.seen.get(x.shape, 0) + (not again)
         program = self.programs.get(x.shape)
         settings = self._settings()
+        if settings[0] != self.rule:  # somebody changed the optimizer's settings
+            self._link_optimizer()
+            program = None
         compiled = sum(p.compiled for shape, p in self.programs.items() if shape != x.shape)
         due = self.policy.due(x.shape, times, compiled)
         if program is None or program.settings != settings or program.compiled != due:
+            program = None  # the old one's memory is free before the new one takes its own
+            self.programs.pop(x.shape, None)
             program = self.programs[x.shape] = Program(self, x, settings, compiled=due)
         return program
 
@@ -472,7 +477,7 @@ class Program:
     def _capture(self) -> None:
         """Record the bodies as graphs. What cannot be recorded runs as it is."""
         adapter = self.engine.adapter
-        keep = [t.clone() for t in self._mutable()]
+        keep = [t.cpu() for t in self._mutable()]  # not on the device, whose peak memory this would be
         pool = torch.cuda.graph_pool_handle()
         try:
             with torch.no_grad():
@@ -483,6 +488,9 @@ class Program:
                 self.target, self.total = self.plain.clone(), self.plain.clone()
                 if adapter.views:
                     self.add = record(self._add, pool)
+                if adapter.views and isinstance(adapter.augment, Views):  # its kernels are compiled now, not in the stream
+                    random = torch.Generator(self.x.device).manual_seed(0)
+                    make_views(adapter.augment, self.images, *draw(adapter.augment, self.images, 1, random))
                 if self.lots is not None:
                     self.lots.fill_(1.0)
                 self.adapt = record(self._adapt, pool)

@@ -5,8 +5,10 @@ from petal.methods.bn import BatchNorm
 from petal.methods.cotta import CoTTA
 from petal.methods.petal import Petal
 from petal.methods.pseudo_label import PseudoLabel
+from petal.methods.small_batch import SmallBatch
 from petal.methods.source import Source
 from petal.methods.tent import Tent
+from petal.methods.wrapper import Wrapper
 
 METHODS: dict[str, type[Adapter]] = {
     "source": Source,
@@ -17,4 +19,4 @@ METHODS: dict[str, type[Adapter]] = {
     "petal": Petal,
 }
 
-__all__ = ["METHODS", "Adapter", "BatchNorm", "CoTTA", "Petal", "PseudoLabel", "Source", "Tent"]
+__all__ = ["METHODS", "Adapter", "BatchNorm", "CoTTA", "Petal", "PseudoLabel", "SmallBatch", "Source", "Tent", "Wrapper"]

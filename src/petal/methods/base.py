@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from petal.errors import ConfigError, InputError
 from petal.functional import all_finite
@@ -111,7 +112,7 @@ class Adapter(nn.Module):
         self.lr, self._make_optimizer = lr, optimizer or adam
         self.optimizer = self._make_optimizer(list(self.adapted.values()), lr)
 
-    def forward_through(self, network: nn.Module, x: Tensor) -> Tensor:
+    def forward_through(self, network: Callable[[Tensor], Any], x: Tensor) -> Tensor:
         """Logits [N, C]; an input that the network cannot take is an InputError."""
         try:
             logits = network(x)
@@ -142,6 +143,11 @@ class Adapter(nn.Module):
         self.optimizer.zero_grad()
 
     # What users call
+
+    @property
+    def kind(self) -> str:
+        """What a checkpoint is called after: the name of the class."""
+        return type(self).__name__
 
     @property
     def skipped(self) -> int:
@@ -220,6 +226,33 @@ class Adapter(nn.Module):
         self.generator.set_state(state_dict["generator"].cpu())
         self._weights_changed()
         self._skipped = int(state_dict["skipped"])
+
+    # What goes around a method uses these
+
+    def origin(self) -> dict[str, Tensor]:
+        """The adapted parameters as they were after construction, by name."""
+        with torch.inference_mode(False), torch.no_grad():
+            weights = self._weights()
+            now = {key: value.detach().clone() for key, value in weights.items()}
+            self._restore_initial()
+            start = {name: p.detach().clone() for name, p in self.adapted.items()}
+            for key, value in weights.items():
+                value.copy_(now[key])
+        return start
+
+    def logits_with(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Logits of a batch by the network with these parameters in the place of its own; nothing changes."""
+        with self._guarded(x) as x, torch.no_grad():
+            return self.forward_through(lambda x: functional_call(self.model, dict(parameters), (x,)), x)
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Put all that adapts to these values (keys as in the state) and go on with a fresh optimizer."""
+        with torch.inference_mode(False), torch.no_grad():
+            for key, value in self._weights().items():
+                value.copy_(weights[key])
+        if self.optimizer is not None:
+            self.optimizer = self._make_optimizer(list(self.adapted.values()), self.lr)
+        self._weights_changed()
 
     def train(self: A, mode: bool = True) -> A:
         """Networks of a method stay in evaluation mode; asking for another changes nothing."""

@@ -163,6 +163,10 @@ class MeanTeacher(Adapter):
         if masks is not None:
             F.restore_([p.detach() for p in self.adapted.values()], list(self.source.parameters()), masks)
 
+    def origin(self) -> dict[str, Tensor]:
+        """The source network's parameters themselves: no copy is kept."""
+        return {name: p.detach() for name, p in self.source.named_parameters()}
+
     def _weights(self) -> dict[str, Tensor]:
         return super()._weights() | {f"teacher.{name}": p for name, p in self.teacher.named_parameters()}
 

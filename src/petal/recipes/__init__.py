@@ -8,7 +8,7 @@
 
 from petal.recipes.fit import FitReport, Loader, fit, train
 from petal.recipes.published import RECIPES, FitSettings, Recipe, recipe
-from petal.recipes.rows import FIDELITIES, TABLE_1, Row, load_plugin, rows
+from petal.recipes.rows import FIDELITIES, TABLE_1, WRAPPERS, Row, load_plugin, pick_rows, rows
 from petal.recipes.run import (
     Bench,
     Job,
@@ -29,6 +29,7 @@ __all__ = [
     "RECIPES",
     "SGD",
     "TABLE_1",
+    "WRAPPERS",
     "Adam",
     "Bench",
     "FitReport",
@@ -46,6 +47,7 @@ __all__ = [
     "make_manifest",
     "open_run",
     "parse_value",
+    "pick_rows",
     "read_records",
     "recipe",
     "rows",

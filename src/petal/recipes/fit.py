@@ -1,10 +1,9 @@
 """A source network from scratch or from given weights, and its SWAG-D posterior.
 
 Images lie on the device as 8-bit numbers, and a whole batch is cropped and flipped at once there, so that the network
-never waits for data. Training writes its state after every epoch and continues from it.
+never waits for data. Training and the collection of the posterior write their state after every epoch and continue from it.
 """
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from petal._files import replacing
+from petal._random import random_state, set_random_state
+from petal.checkpoint import CheckpointError, digest, read_state, write_state
 from petal.data import Dataset
 from petal.errors import ConfigError, DataError, ModelError
 from petal.posterior import DiagonalGaussian, FitProgress, fit_swag
@@ -27,7 +28,8 @@ from petal.recipes.published import FitSettings
 from petal.recipes.run import described, versions, write_json
 
 RESIDENT = 8 << 30                          # bytes of images that may lie on the device; more are read as they come
-FORMAT = "petal-training-1"
+TRAINING = "petal-training-1"
+COLLECTING = "petal-swag-1"
 
 
 class Loader:
@@ -145,7 +147,7 @@ def train(
         model.parameters(), lr=settings.lr, momentum=0.9, nesterov=True, weight_decay=settings.weight_decay
     )
     low = autocast_dtype(device)
-    first = _resume(model, optimizer, path, settings) if path is not None and path.exists() else 0
+    first = 0 if path is None else _resume(model, optimizer, path, settings, loader)
     steps = settings.epochs * len(loader)
     for epoch in range(first, settings.epochs):
         loader.epoch = epoch
@@ -164,36 +166,83 @@ def train(
                     raise ModelError(f"the loss is {value} in epoch {epoch + 1}: lower lr={settings.lr}")
                 progress(TrainProgress(epoch + 1, settings.epochs, number + 1, len(loader), value))
         if path is not None:
-            _keep(model, optimizer, path, settings, epoch + 1)
+            _keep(model, optimizer, path, settings, loader, epoch + 1)
     return model.eval()
 
 
-def _keep(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, settings: FitSettings, epoch: int) -> None:
-    tensors = {f"model.{k}": v.contiguous() for k, v in model.state_dict().items()}
+def _keep(
+    model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, settings: FitSettings, loader: Loader, epoch: int
+) -> None:
+    tensors = {f"model.{k}": v for k, v in model.state_dict().items()} | random_state()
     for name, p in model.named_parameters():
-        tensors[f"momentum.{name}"] = optimizer.state[p]["momentum_buffer"].contiguous()
-    about = {"format": FORMAT, "epoch": str(epoch), "settings": json.dumps(asdict(settings))}
-    with replacing(path) as temporary:
-        save_file(tensors, temporary, metadata=about)
+        tensors[f"momentum.{name}"] = optimizer.state[p]["momentum_buffer"]
+    write_state(path, tensors, {"epoch": epoch, **_about(settings, loader, swag=False)}, TRAINING)
 
 
-def _resume(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, settings: FitSettings) -> int:
-    """The number of epochs done, with network and optimizer put where they were."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-        was = json.loads(about["settings"])
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
-        raise ModelError(f"{path} is not the state of a training: {error}; remove it to begin anew") from error
-    now = asdict(settings)
-    changed = [f"{k} was {was.get(k)!r} and is {v!r}" for k, v in now.items() if was.get(k) != v and "swag" not in k]
-    if changed:
-        raise ConfigError(f"{path} is of a training with other settings: {'; '.join(changed)}; give another --out")
+def _resume(
+    model: nn.Module, optimizer: torch.optim.Optimizer, path: Path, settings: FitSettings, loader: Loader
+) -> int:
+    """The number of epochs done, with network, optimizer and random numbers put where they were."""
+    found = _unfinished(path, _about(settings, loader, swag=False), TRAINING)
+    if found is None:
+        return 0
+    epoch, tensors = found
     model.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
     for name, p in model.named_parameters():
         optimizer.state[p]["momentum_buffer"] = tensors[f"momentum.{name}"].to(p)
-    return int(about["epoch"])
+    set_random_state(tensors)
+    return epoch
+
+
+def _about(settings: FitSettings, loader: Loader, swag: bool) -> dict[str, Any]:
+    """What must be the same for work to be continued: the settings of its half of `fit`, seed and data."""
+    used = {key: value for key, value in asdict(settings).items() if ("swag" in key) == swag or key in ("crop", "flip")}
+    return {**used, "seed": loader.seed, "data": loader.data.fingerprint()}
+
+
+def _unfinished(path: Path, about: Mapping[str, Any], kind: str) -> tuple[int, dict[str, Tensor]] | None:
+    """The epochs done and the tensors of work that was interrupted, if there is any."""
+    if not path.exists():
+        return None
+    try:
+        was, tensors = read_state(path, kind)
+        epoch = int(was["epoch"])
+    except (CheckpointError, KeyError, TypeError, ValueError) as error:
+        raise ModelError(f"{path} cannot be continued: {error}; remove it to begin anew") from error
+    changed = [f"{k} was {was.get(k)!r} and is {v!r}" for k, v in about.items() if was.get(k) != v]
+    if changed:
+        raise ConfigError(f"{path} is of work with other settings: {'; '.join(changed)}; give another --out, or remove it")
+    return epoch, tensors
+
+
+def collect(
+    model: nn.Module,
+    loader: Loader,
+    settings: FitSettings,
+    *,
+    path: Path | None = None,
+    progress: Callable[[FitProgress], None] | None = None,
+) -> DiagonalGaussian:
+    """The network's SWAG-D posterior; `path` keeps the state after every epoch, and what it holds is continued."""
+    about = {**_about(settings, loader, swag=True), "network": digest(model.state_dict())}
+    found = None if path is None else _unfinished(path, about, COLLECTING)
+    loader.epoch = 0 if found is None else found[0]
+
+    def keep(epoch: int, state: dict[str, Tensor]) -> None:
+        if path is not None:
+            write_state(path, state, {"epoch": epoch, **about}, COLLECTING)
+
+    return fit_swag(
+        model.eval(),
+        loader,
+        epochs=settings.swag_epochs,
+        lr=settings.swag_lr,
+        snapshots_per_epoch=settings.swag_snapshots,
+        autocast=autocast_dtype(next(model.parameters()).device),
+        progress=progress,
+        on_epoch=keep,
+        state=None if found is None else found[1],
+    )
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -243,7 +292,9 @@ def fit(
     """Train a network (unless it is `trained`), collect its SWAG-D posterior, and write both with `fit.json`."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    network, posterior, state = (folder / f"{name}.safetensors" for name in ("network", "posterior", "training"))
+    network, posterior, state, collected = (
+        folder / f"{name}.safetensors" for name in ("network", "posterior", "training", "collecting")
+    )
     device = next(model.parameters()).device
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     options: dict[str, Any] = {"device": device, "crop": settings.crop, "flip": settings.flip}
@@ -257,15 +308,8 @@ def fit(
     began = time.monotonic()
     if not settings.swag_augment:
         options |= {"crop": 0, "flip": False}
-    q = fit_swag(
-        model.eval(),
-        Loader(data, settings.swag_batch_size, seed=seed + 1, **options),
-        epochs=settings.swag_epochs,
-        lr=settings.swag_lr,
-        snapshots_per_epoch=settings.swag_snapshots,
-        autocast=autocast_dtype(device),
-        progress=on_swag,
-    )
+    collecting = Loader(data, settings.swag_batch_size, seed=seed + 1, **options)
+    q = collect(model, collecting, settings, path=collected, progress=on_swag)
     q.save(posterior)
     swag_seconds = time.monotonic() - began
     errors: tuple[float | None, float | None] = (None, None)
@@ -291,7 +335,8 @@ def fit(
             **(about or {}),
         },
     )
-    state.unlink(missing_ok=True)
+    for path in (state, collected):
+        path.unlink(missing_ok=True)
     return report
 
 

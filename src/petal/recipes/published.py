@@ -111,7 +111,7 @@ def imagenet() -> Recipe:
         network="resnet-50", classes=1000, orders="imagenet-c", numbers=tuple(range(1, 11)),
         confidence=0.1, prior_weight=1e-11, quantile=0.003, stochastic=0.001,
         batch_size=64, profile="imagenet", lr=0.01, optimizer=SGD(momentum=0.9, nesterov=True),
-        affine_lr=0.00025, affine_optimizer=SGD(momentum=0.9), official_loss="symmetric",
+        affine_lr=0.00025, affine_optimizer=SGD(momentum=0.9, nesterov=True), official_loss="symmetric",
         fit=FitSettings(epochs=90, weight_decay=1e-4, batch_size=256, crop=0, swag_epochs=2, swag_lr=1e-4,
                         swag_snapshots=4, swag_batch_size=64),
     )  # fmt: skip

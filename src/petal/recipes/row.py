@@ -16,3 +16,5 @@ class Row:
     own: frozenset[str] = frozenset()
     reset_on_domain_change: bool = False
     random: bool = True                     # draws random numbers: several seeds give several results
+    wraps: tuple[str, ...] = ()             # what goes around the method, from the inside out; see `rows.WRAPPERS`
+    wrapper_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

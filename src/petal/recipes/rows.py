@@ -4,11 +4,14 @@ import hashlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from petal.errors import ConfigError
-from petal.methods import METHODS, Adapter, Petal
+from petal.guard import Guard
+from petal.methods import METHODS, Adapter, Petal, SmallBatch, Wrapper
 from petal.recipes.names import unknown
 from petal.recipes.published import Recipe
 from petal.recipes.row import Row
@@ -16,8 +19,9 @@ from petal.restore import Fisher, Stochastic
 
 FIDELITIES = ("official", "paper")
 TABLE_1 = ("source", "bn", "pseudo-label", "tent-online", "tent", "cotta", "petal-sres", "petal")
+WRAPPERS: dict[str, type[Wrapper]] = {"small": SmallBatch, "guard": Guard}      # from the inside out
 
-__all__ = ["FIDELITIES", "TABLE_1", "Row", "load_plugin", "rows"]
+__all__ = ["FIDELITIES", "TABLE_1", "WRAPPERS", "Row", "load_plugin", "pick_rows", "rows"]
 
 
 def rows(recipe: Recipe, fidelity: str = "official") -> dict[str, Row]:
@@ -65,6 +69,31 @@ def rows(recipe: Recipe, fidelity: str = "official") -> dict[str, Row]:
         if name not in out:
             out[name] = Row(name, name, name, random="seed" in inspect.signature(method.__init__).parameters)
     return out
+
+
+def pick_rows(known: Mapping[str, Row], wanted: Sequence[str]) -> list[Row]:
+    """The rows meant, each once: `petal`, or with something around it, `petal+guard` or `petal+small+guard`.
+
+    >>> from petal.recipes.published import cifar10
+    >>> [(row.name, row.label) for row in pick_rows(rows(cifar10()), ["bn", "petal+small+guard"])]
+    [('bn', 'BN Adapt'), ('petal+small+guard', 'PETAL (FIM) + small + guard')]
+    """
+    return [_pick(known, name) for name in dict.fromkeys(wanted)]
+
+
+def _pick(known: Mapping[str, Row], wanted: str) -> Row:
+    name, *around = wanted.split("+")
+    if name not in known:
+        raise unknown("method", name, known)
+    for wrapper in around:
+        if wrapper not in WRAPPERS:
+            raise unknown("addition to a method", wrapper, WRAPPERS)
+    order = [wrapper for wrapper in WRAPPERS if wrapper in around]
+    if order != around:
+        right = "+".join([name, *order])
+        raise ConfigError(f"{wanted!r}: what goes around a method is given once and from the inside out: {right}")
+    row = known[name]
+    return replace(row, name=wanted, label=" + ".join([row.label, *around]), wraps=tuple(around)) if around else row
 
 
 def needs_posterior(method: type[Adapter]) -> bool:

@@ -2,7 +2,8 @@
 
     RUN/manifest.json               format "petal-run-1": everything that was set, versions, hashes, and the jobs
     RUN/jobs/ID/job.json            the job's settings as used, "status" ("running", "done"), batches, seconds
-    RUN/jobs/ID/records.jsonl       a `petal.Record` a batch, with "distance", "row", "order" and "seed"
+    RUN/jobs/ID/records.jsonl       a `petal.Record` a batch, with "distance", "row", "order" and "seed"; "visit" in a
+                                    recurring stream; "guard" (frozen, alarms so far, signals, alarm) where there is one
     RUN/jobs/ID/samples.json        [{"domain", "severity", "position", "index", "label", "predicted", "probability"},
                                     ...]: the first images of each domain
     RUN/jobs/ID/samples.npz         "images" uint8 [n, H, W, 3], in the order of samples.json
@@ -26,7 +27,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,11 +35,12 @@ from torch import Tensor, nn
 
 from petal._files import replacing
 from petal._version import __version__
-from petal.checkpoint import CheckpointError, Checkpoints
+from petal.checkpoint import Checkpoints
 from petal.data import STREAMS, Batch, CorruptedDataset, Dataset, Stream
 from petal.engine import accelerate, policy_for
-from petal.errors import ConfigError, DataError, PetalWarning
+from petal.errors import ConfigError, DataError, PetalWarning, StorageError
 from petal.evaluate import evaluate_batch
+from petal.guard import Guard
 from petal.methods import METHODS, Adapter
 from petal.methods.mean_teacher import MeanTeacher
 from petal.models import check_input
@@ -46,7 +48,7 @@ from petal.parallel import ParallelError, Ranks, parallelize
 from petal.posterior import DiagonalGaussian
 from petal.recipes.published import Recipe
 from petal.recipes.row import Row
-from petal.recipes.rows import needs_posterior
+from petal.recipes.rows import WRAPPERS, needs_posterior
 from petal.recipes.settings import as_json, options_of
 
 FORMAT = "petal-run-1"
@@ -94,6 +96,8 @@ class Bench:
     batch_size: int | None = None
     images: int | None = None
     engine: str = "auto"
+    visits: int | None = None               # a recurring stream: all domains again and again
+    label_correlation: float | None = None  # Dirichlet concentration: labels come in runs, the longer the smaller it is
     stream_seed: int = 0                    # of the corruptions' noise: the same data whatever a job's seed
     ranks: Ranks | None = None              # the processes that share out the views, if there are several
     _checked: bool = field(default=False, repr=False)
@@ -101,6 +105,11 @@ class Bench:
     def __post_init__(self) -> None:
         if self.severity is not None and self.recipe.severity is None:
             raise ConfigError(f"{self.recipe.name} goes through all severities: leave the severity out")
+        for name, value in (("visits", self.visits), ("label_correlation", self.label_correlation)):
+            if value is not None and self.recipe.stream != "continual":
+                raise ConfigError(f"{name} changes a continual stream; that of {self.recipe.name} is {self.recipe.stream}")
+        if self.visits is not None and self.label_correlation is not None:
+            raise ConfigError("a stream recurs (visits) or has labels in runs (label_correlation): leave one of them out")
         self.severity = self.recipe.severity if self.severity is None else self.severity
         self.batch_size = self.batch_size or self.recipe.batch_size
 
@@ -108,6 +117,13 @@ class Bench:
     def device(self) -> torch.device:
         """Where the network is."""
         return next(self.model.parameters()).device
+
+    @property
+    def stream_name(self) -> str:
+        """Which of the `STREAMS`."""
+        if self.visits is not None:
+            return "recurring"
+        return self.recipe.stream if self.label_correlation is None else "correlated"
 
     def names(self, number: int) -> tuple[str, ...]:
         """The corruptions of a published order."""
@@ -117,7 +133,11 @@ class Bench:
         """The stream of an order. Clean images are corrupted on the network's device, corrupted ones read ahead."""
         ready = isinstance(self.data, CorruptedDataset)
         options: dict[str, Any] = {} if self.severity is None else {"severity": self.severity}
-        return STREAMS[self.recipe.stream](
+        if self.visits is not None:
+            options["visits"] = self.visits
+        if self.label_correlation is not None:
+            options["concentration"] = self.label_correlation
+        return STREAMS[self.stream_name](
             self.data, self.names(number), batch_size=self.batch_size, images=self.images, seed=self.stream_seed,
             profile=self.recipe.profile, device=None if ready else self.device, prefetch=2 if ready else 0, **options,
         )  # fmt: skip
@@ -136,6 +156,8 @@ class Bench:
         adapter = method(*arguments, **options)
         if self.ranks is not None and isinstance(adapter, MeanTeacher):
             parallelize(adapter, self.ranks)
+        for name in row.wraps:
+            adapter = WRAPPERS[name](adapter, **row.wrapper_options.get(name, {}))
         # Which program runs a batch must not depend on how many came before it: a resumed run gives the same numbers. So
         # the shape of a whole batch is compiled from the first one on, and on a CPU, where that takes long, nothing is.
         if adapter.device.type == "cuda":
@@ -214,11 +236,13 @@ def make_manifest(
         "seeds": sorted({job.seed for job in jobs}),
         "orders": sorted({job.order for job in jobs}),
         "order_names": {str(n): list(bench.names(n)) for n in sorted({job.order for job in jobs})},
-        "stream": bench.recipe.stream,
+        "stream": bench.stream_name,
         "stream_seed": bench.stream_seed,
         "severity": bench.severity,
         "batch_size": bench.batch_size,
         "images": bench.images,
+        "visits": bench.visits,
+        "label_correlation": bench.label_correlation,
         "network": bench.recipe.network,
         "classes": list(bench.data.classes) if bench.data.classes else bench.recipe.classes,
         "data": {**described(data), "fingerprint": bench.data.fingerprint()},
@@ -231,8 +255,10 @@ def make_manifest(
 
 def describe_job(job: Job) -> dict[str, Any]:
     """A job with all its settings as used: those of the row, and the constructor's defaults for the rest."""
-    method = METHODS[job.row.method]
-    defaults = {k: p.default for k, p in options_of(method).items() if p.default is not p.empty}
+    row = job.row
+    options = {**_defaults(METHODS[row.method]), **row.options}
+    for name in row.wraps:
+        options[name] = {**_defaults(WRAPPERS[name]), **row.wrapper_options.get(name, {})}
     return {
         "id": job.id,
         "row": job.row.name,
@@ -241,11 +267,16 @@ def describe_job(job: Job) -> dict[str, Any]:
         "order": job.order,
         "seed": job.seed,
         "reset_on_domain_change": job.row.reset_on_domain_change,
-        "options": as_json({**defaults, **job.row.options}),
+        "options": as_json(options),
     }
 
 
-SAME = ("recipe", "fidelity", "device", "engine", "stream", "stream_seed", "severity", "batch_size", "images", "network")
+def _defaults(method: type[Adapter]) -> dict[str, Any]:
+    return {k: p.default for k, p in options_of(method).items() if p.default is not p.empty}
+
+
+SAME = ("recipe", "fidelity", "device", "engine", "stream", "stream_seed", "severity", "batch_size", "images", "network",
+        "visits", "label_correlation")  # fmt: skip
 
 
 def open_run(folder: str | Path, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -275,7 +306,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 
 def _merged(old: dict[str, Any], new: dict[str, Any], folder: Path) -> dict[str, Any]:
-    differences = [f"{key} was {old.get(key)!r} and is {new[key]!r}" for key in SAME if old.get(key) != new[key]]
+    differences = [f"{key} was {old.get(key)!r} and is {new.get(key)!r}" for key in SAME if old.get(key) != new.get(key)]
     for key, part in (("data", "fingerprint"), ("weights", "sha256"), ("posterior", "sha256"), ("plugin", "sha256")):
         was, now = (m.get(key, {}).get(part) for m in (old, new))
         if was != now and not (key in ("posterior", "plugin") and None in (was, now)):
@@ -308,8 +339,16 @@ def _short(value: Any) -> str:
 
 def write_json(path: Path, content: Any) -> None:
     """A JSON file that appears whole or not at all."""
-    with replacing(path) as temporary:
+    with _writing(path), replacing(path) as temporary:
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 # -- one job -----------------------------------------------------------------------------------------------------------
@@ -322,8 +361,11 @@ def run_job(
     *,
     checkpoint_every: int | None = None,
     progress: Callable[[Progress], None] | None = None,
+    stop: Callable[[], bool] | None = None,
 ) -> list[dict[str, Any]]:
     """Run a job in its folder RUN/jobs/ID, or finish it, or just read it if it is done. Returns its records.
+
+    `stop` is asked after every batch: when it says yes, a checkpoint is written and the job is left for a later call.
 
     `checkpoint_every` is a number of batches; without one, checkpoints are written about every 20 seconds, and less often
     where writing them takes long. Of several ranks the first does all this; the others take the same steps, write nothing
@@ -331,31 +373,45 @@ def run_job(
     """
     ranks = bench.ranks
     if ranks is not None and not ranks.first:
-        _follow(job, bench, ranks)
+        _follow(job, bench, ranks, progress, stop)
         return []
     place = Path(folder) / "jobs" / job.id
     place.mkdir(parents=True, exist_ok=True)
     with _alone(place):
         if job_status(place) == "done":
+            Checkpoints(place).clear()      # in case it was killed between its last two lines
             records = read_records(place)
             if ranks is not None:
                 ranks.exchange([DONE])
             if progress is not None:
                 progress(Progress(job, len(records), len(records), None, score(records)["error"], resumed=True))
             return records
-        return _Running(job, place, bench, checkpoint_every, progress).run()
+        for stale in place.glob(".*.tmp"):  # of a process that was killed while it wrote
+            stale.unlink()
+        return _Running(job, place, bench, checkpoint_every, progress, stop).run()
 
 
-def _follow(job: Job, bench: Bench, ranks: Ranks) -> None:
+def _follow(
+    job: Job,
+    bench: Bench,
+    ranks: Ranks,
+    progress: Callable[[Progress], None] | None,
+    stop: Callable[[], bool] | None,
+) -> None:
     """The job as every rank but the first sees it. Methods without views are computed by all of them."""
-    adapter = bench.adapter(job.row, job.seed)
-    start = ranks.start(adapter)
-    if start == DONE:
-        return
-    for batch in bench.stream(job.order).at(start):
+    adapter, stream = bench.adapter(job.row, job.seed), bench.stream(job.order)
+    position = ranks.start(adapter)
+    if position == DONE:
+        position = len(stream)
+    for batch in stream.at(position) if position < len(stream) else ():
         if job.row.reset_on_domain_change and batch.domain_changed:
             adapter.reset()
         adapter(batch.x.to(adapter.device))
+        position += 1
+        if stop is not None and stop():
+            break
+    if progress is not None:
+        progress(Progress(job, position, len(stream), None, 0.0))
 
 
 class _Running:
@@ -368,7 +424,9 @@ class _Running:
         bench: Bench,
         every: int | None,
         progress: Callable[[Progress], None] | None,
+        stop: Callable[[], bool] | None,
     ) -> None:
+        self.stop = stop or (lambda: False)
         self.job, self.place, self.bench, self.every, self.progress = job, place, bench, every, progress
         if bench.device.type == "cuda":
             torch.compiler.reset()          # programs of earlier jobs count towards a limit beyond which nothing is compiled
@@ -394,26 +452,30 @@ class _Running:
         if ranks is not None:
             ranks.start(self.adapter, start)
         hook = self.adapter.register_forward_hook(self._keep)
-        with path.open("a", encoding="utf-8") as file, nullcontext() if ranks is None else ranks.finishing_batches():
+        whole_batches = nullcontext() if ranks is None else ranks.finishing_batches()
+        with Lines(path) as lines, self.checkpoints, whole_batches:
             for batch in self.stream.at(start):
                 began = time.monotonic()
                 try:
                     record = self.step(batch)
                 except ParallelError as error:
-                    raise self.lost(error, file, len(records)) from error
+                    raise self.lost(error, lines, len(records)) from error
                 records.append(record)
-                file.write(json.dumps(record) + "\n")
-                file.flush()
+                lines.add(json.dumps(record))
                 self.seconds += time.monotonic() - began
                 wrong, seen = wrong + record["error"] * record["n"], seen + record["n"]
                 if self.progress is not None:
                     self.progress(Progress(self.job, len(records), self.stream.batches or 0, record, wrong / seen))
-                if self.due(len(records), start):
-                    os.fsync(file.fileno())
-                    self.checkpoint(len(records))
+                last = len(records) == self.stream.batches
+                stopping = self.stop() and not last
+                if stopping or self.due(len(records), start):
+                    self.checkpoint(len(records), lines)
+                if stopping:
+                    hook.remove()
+                    return records
                 if ranks is not None and ranks.stopping:
-                    raise self.lost(ParallelError("the launcher ended this run"), file, len(records))
-            os.fsync(file.fileno())
+                    raise self.lost(ParallelError("the launcher ended this run"), lines, len(records))
+            lines.sync()
         hook.remove()
         self.samples.write()
         write_json(self.place / "job.json", {**self.about, "status": "done", "seconds": self.seconds})
@@ -445,19 +507,26 @@ class _Running:
             self.samples.take(batch, self.logits)
         if self.distance is not None:
             record["distance"] = self.distance()
+        if self.bench.visits is not None:
+            record["visit"] = batch.visit
+        if isinstance(self.adapter, Guard):
+            record["guard"] = guard_record(self.adapter)
         return {**record, "row": self.job.row.name, "order": self.job.order, "seed": self.job.seed}
 
     def _keep(self, adapter: nn.Module, inputs: tuple[Any, ...], logits: Tensor) -> None:
         self.logits = logits
 
-    def lost(self, error: ParallelError, file: TextIO, position: int) -> ParallelError:
-        """The error to end with when another rank is gone, after a checkpoint of the last whole batch."""
-        if self.adapter.steps == 1:         # with more, the weights may be those between two steps of a batch
-            os.fsync(file.fileno())
-            self.checkpoint(position)
+    def lost(self, error: ParallelError, lines: "Lines", position: int) -> ParallelError:
+        """The error to end with when another rank is gone, after a checkpoint of the last whole batch.
+
+        With several steps a batch, or something around the method, the state may be that of half a batch: then the last
+        checkpoint is the one there is.
+        """
+        if isinstance(self.adapter, MeanTeacher) and self.adapter.steps == 1:
+            self.checkpoint(position, lines)
         return ParallelError(
-            f"{error}. {self.job.id} stands at batch {position} of {self.about['batches']} in {self.place}: repeat the "
-            "command to continue there, with as many ranks as you like"
+            f"{error}. {self.job.id} stood at batch {position} of {self.about['batches']} in {self.place}: repeat the "
+            "command to continue at its last checkpoint, with as many ranks as you like"
         )
 
     def due(self, position: int, start: int) -> bool:
@@ -465,16 +534,67 @@ class _Running:
             return (position - start) % self.every == 0
         return time.monotonic() - self.last > self.wait
 
-    def checkpoint(self, position: int) -> None:
+    def checkpoint(self, position: int, lines: "Lines") -> None:
+        """What lies before the position must be on the disk when the checkpoint says so."""
         began = time.monotonic()
-        self.samples.write()
-        extra = {"position": position, "seconds": self.seconds, "fingerprint": self.stream.fingerprint()}
-        try:
+        if _goes_on(lines.sync, self.samples.write):
+            extra = {"position": position, "seconds": self.seconds, "fingerprint": self.stream.fingerprint()}
             self.checkpoints.save(self.adapter, extra)
-        except CheckpointError as error:    # a full disk must not end a run of hours; the last checkpoint is still good
-            warnings.warn(f"the run goes on without a checkpoint: {error}", PetalWarning, stacklevel=2)
         self.last = time.monotonic()
-        self.wait = max(SECONDS, 20 * (self.last - began))
+        self.wait = max(SECONDS, 20 * max(self.last - began, self.checkpoints.seconds))
+
+
+class Lines:
+    """A file that lines are added to. While the disk takes none they wait in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.file = path, path.open("ab", buffering=0)
+        self.waiting = bytearray()
+
+    def __enter__(self) -> "Lines":
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.file.close()
+
+    def add(self, line: str) -> None:
+        """One more line; it is with the system when this returns, or waits."""
+        self.waiting += line.encode() + b"\n"
+        _goes_on(self.flush)
+
+    def flush(self) -> None:
+        """Hand over the lines that wait."""
+        with _writing(self.path):
+            while self.waiting:
+                del self.waiting[: self.file.write(self.waiting) or 0]
+
+    def sync(self) -> None:
+        """All lines are on the disk when this returns."""
+        self.flush()
+        with _writing(self.path):
+            os.fsync(self.file.fileno())
+
+
+def _goes_on(*work: Callable[[], None]) -> bool:
+    """Whether files could be written; if not, the user is told, and the run goes on: hours of work need not be lost."""
+    try:
+        for part in work:
+            part()
+    except StorageError as error:
+        warnings.warn(f"the run goes on, and will try again: {error}", PetalWarning, stacklevel=3)
+        return False
+    return True
+
+
+def guard_record(guard: Guard) -> dict[str, Any]:
+    """What a guard has to say after a batch: whether learning is off, its alarms so far, its signals if it looked."""
+    found: dict[str, Any] = {"frozen": guard.frozen, "alarms": len(guard.alarms)}
+    if guard.looked:
+        found["signals"] = {k: v if math.isfinite(v) else None for k, v in guard.status().items()}
+        if guard.alarms and guard.alarms[-1].step == guard.batches:
+            found["alarm"] = {k: as_json(v) if not isinstance(v, float) or math.isfinite(v) else None
+                              for k, v in asdict(guard.alarms[-1]).items()}  # fmt: skip
+    return found
 
 
 def distance_from_start(adapter: Adapter) -> Callable[[], float] | None:
@@ -520,6 +640,7 @@ class Samples:
         self.wanted = set(highest.items())
         self.samples: list[Sample] = []
         self.images: list[np.ndarray[Any, Any]] = []
+        self.written = 0
 
     def take(self, batch: Batch, logits: Tensor) -> None:
         """Keep some of a batch if it is the first of its domain."""
@@ -536,12 +657,14 @@ class Samples:
             )  # fmt: skip
 
     def write(self) -> None:
-        """Both files; the pictures first, so that every line has its picture."""
-        if not self.samples:
+        """Both files, if there is anything new; the pictures first, so that every line has its picture."""
+        if len(self.samples) == self.written:
             return
-        with replacing(self.place / "samples.npz") as temporary, temporary.open("wb") as file:
+        path = self.place / "samples.npz"
+        with _writing(path), replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, images=np.stack(self.images))
         write_json(self.place / "samples.json", [asdict(sample) for sample in self.samples])
+        self.written = len(self.samples)
 
     def resume(self, position: int) -> None:
         """Those taken before a position; what was taken later is taken again."""

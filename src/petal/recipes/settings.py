@@ -49,7 +49,7 @@ VALUES: dict[str, type] = {"Fisher": Fisher, "Stochastic": Stochastic, "Views": 
 TAKES: dict[str, tuple[type, ...]] = {
     "restore": (Fisher, Stochastic), "augment": (Views,), "optimizer": (SGD, Adam)
 }  # fmt: skip
-FIXED = ("self", "model", "posterior", "seed")  # given by the run, not by the user
+FIXED = ("self", "model", "posterior", "seed", "adapter")  # given by the run, not by the user
 
 
 def parse_value(text: str) -> Any:
@@ -94,11 +94,13 @@ def options_of(method: type[Adapter]) -> dict[str, inspect.Parameter]:
     return {k: p for k, p in parameters.items() if k not in FIXED and p.kind is not p.VAR_KEYWORD}
 
 
-def apply_settings(rows: Mapping[str, Row], settings: Sequence[str]) -> dict[str, Row]:
+def apply_settings(
+    rows: Mapping[str, Row], settings: Sequence[str], wrappers: Mapping[str, type[Adapter]] | None = None
+) -> dict[str, Row]:
     """The rows with `NAME.OPTION=VALUE` settings applied, the later the stronger.
 
     NAME is a row, or a method, which means all its rows; then what makes a row different from the others of its method
-    (the restore of petal-sres) stays.
+    (the restore of petal-sres) stays. With `wrappers`, NAME may be what goes around methods: `guard.window=2000`.
     """
     out = dict(rows)
     for setting in settings:
@@ -106,24 +108,30 @@ def apply_settings(rows: Mapping[str, Row], settings: Sequence[str]) -> dict[str
         name, dot, option = left.strip().partition(".")
         if not equals or not dot or not option:
             raise ConfigError(f"a setting is written METHOD.OPTION=VALUE, for example petal.ema=0.99; got {setting!r}")
+        if name in (wrappers or {}):
+            value = checked(name, (wrappers or {})[name], option, text)
+            for row in out.values():
+                mine = {**row.wrapper_options.get(name, {}), option: value}
+                out[row.name] = replace(row, wrapper_options={**row.wrapper_options, name: mine})
+            continue
         meant = [r for r in out.values() if r.name == name or (r.method == name and option not in r.own)]
         if not meant:
             if not any(r.method == name for r in out.values()):
-                raise unknown("method", name, dict.fromkeys([*out, *METHODS]))
+                raise unknown("method", name, dict.fromkeys([*out, *METHODS, *(wrappers or {})]))
             raise ConfigError(f"{setting!r}: {option} is what the rows of {name} differ in; set it for a row by its name")
         for row in meant:
-            out[row.name] = replace(row, options={**row.options, option: checked(row, option, text)})
+            value = checked(row.name, METHODS[row.method], option, text)
+            out[row.name] = replace(row, options={**row.options, option: value})
     return out
 
 
-def checked(row: Row, option: str, text: str) -> Any:
-    """The value of a setting, of the type that the method's constructor declares."""
-    method = METHODS[row.method]
+def checked(name: str, method: type[Adapter], option: str, text: str) -> Any:
+    """The value of a setting of `name`, of the type that the constructor of its class declares."""
     known = options_of(method)
     if option not in known:
         if not known:
-            raise ConfigError(f"{row.name} has no settings, so not {option!r} either")
-        raise unknown(f"setting of {row.name}", option, known)
+            raise ConfigError(f"{name} has no settings, so not {option!r} either")
+        raise unknown(f"setting of {name}", option, known)
     value = parse_value(text)
     annotation = known[option].annotation
     kinds = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
@@ -131,7 +139,7 @@ def checked(row: Row, option: str, text: str) -> Any:
         allowed = (*TAKES[option], *((type(None),) if type(None) in kinds else ()))
         if not isinstance(value, allowed):
             choices = [f"{kind.__name__}(...)" for kind in TAKES[option]] + ["none"] * (type(None) in kinds)
-            raise ConfigError(f"{row.name}.{option} takes {', '.join(choices)}, got {text!r}")
+            raise ConfigError(f"{name}.{option} takes {', '.join(choices)}, got {text!r}")
         return value
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -141,7 +149,7 @@ def checked(row: Row, option: str, text: str) -> Any:
     right = isinstance(value, plain) and not (isinstance(value, bool) and bool not in plain)
     if annotation is not inspect.Parameter.empty and plain and not right:
         wanted = " or ".join("none" if k is type(None) else k.__name__ for k in plain)
-        raise ConfigError(f"{row.name}.{option} takes {wanted}, got {text!r}")
+        raise ConfigError(f"{name}.{option} takes {wanted}, got {text!r}")
     return value
 
 

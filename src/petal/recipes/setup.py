@@ -34,6 +34,8 @@ class Setup:
     images: int | None = None
     engine: str = "auto"
     plugin: str | None = None
+    visits: int | None = None
+    label_correlation: float | None = None
 
     @property
     def chosen(self) -> Recipe:
@@ -55,8 +57,9 @@ class Setup:
         model = source_network(chosen, None if self.weights is None else Path(self.weights), device)
         posterior = load_posterior(None if self.posterior is None else Path(self.posterior), model)
         return Bench(
-            chosen, images, model, posterior, self.fidelity, self.severity, self.batch_size, self.images, self.engine
-        )
+            chosen, images, model, posterior, self.fidelity, self.severity, self.batch_size, self.images, self.engine,
+            self.visits, self.label_correlation,
+        )  # fmt: skip
 
 
 def open_test(recipe: Recipe, data: str | None, corrupted: str | None, ids: Path | None) -> Dataset:

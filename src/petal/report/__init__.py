@@ -14,7 +14,7 @@ from petal.report.formats import latex, markdown, terminal, to_csv, to_json
 from petal.report.html import html, write_html
 from petal.report.paper import PUBLISHED, Published, published
 from petal.report.scores import METRICS, Report, Row, Section, Stat, load
-from petal.report.tables import Table, cost_table, domain_table, metric_table, paper_tables, summary, tables
+from petal.report.tables import Table, cost_table, domain_table, metric_table, paper_tables, summary, tables, visit_table
 
 __all__ = [
     "FIGURES",
@@ -47,6 +47,7 @@ __all__ = [
     "terminal",
     "to_csv",
     "to_json",
+    "visit_table",
     "write_figures",
     "write_html",
 ]

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from petal._files import replacing
 from petal.errors import ConfigError, DataError
@@ -279,6 +280,32 @@ def stream(section: Section, metric: str = "error") -> Drawing | None:
     return Drawing("stream", f"{how.title} along the stream", caption, figure)
 
 
+def visits(section: Section, metric: str = "error") -> Drawing | None:
+    """A score by visit of a recurring stream, one line a method."""
+    along, how = _along(section), METRICS[metric]
+    if section.visits < 2 or not along:
+        return None
+    figure = _figure(4.2)
+    axes = figure.subplots()
+    handles, ends = [], []
+    for row, label, runs in along:
+        count = int(max(r.visit.max() for r in runs)) + 1
+        table = np.array([[getattr(r.scores(visit=v), metric) for v in range(count)] for r in runs]) * how.scale
+        look, x = _look(section, row), np.arange(1, count + 1)
+        if len(runs) > 1:
+            axes.fill_between(x, table.min(0), table.max(0), color=look["color"], alpha=0.18, linewidth=0)
+        handles.append(axes.plot(x, table.mean(0), label=_legible(label), marker="o", markersize=3, **look)[0])
+        first, last = (how.text(float(table[:, v].mean()) / how.scale) for v in (0, -1))
+        ends.append(f"{label} {first} to {last}")
+    axes.set_ylabel(how.title)
+    axes.set_xlabel("visit")
+    axes.set_xlim(0.5, section.visits + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend(figure, handles)
+    caption = f"{how.title} of each visit of all domains{_order_note(section)}. First and last visit: {'; '.join(ends)}."
+    return Drawing("visits", f"{how.title} by visit", caption, figure)
+
+
 def _mean(runs: list[Records], metric: str) -> float:
     return float(np.mean([getattr(r.scores(), metric) for r in runs]))
 
@@ -500,6 +527,7 @@ def _class(section: Section, label: object, length: int = 12) -> str:
 
 
 FIGURES: dict[str, Callable[[Section], Drawing | None]] = {
+    "visits": visits,
     "stream": stream,
     "heatmap": heatmap,
     "reliability": reliability,

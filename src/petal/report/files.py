@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 _NUMBERS = ("error", "nll", "brier", "confidence", "entropy")
-_OPTIONAL = {"restored": 0.0, "skipped": 0.0, "seconds": math.nan, "distance": math.nan}
+_OPTIONAL = {"restored": 0.0, "skipped": 0.0, "seconds": math.nan, "distance": math.nan, "visit": 0.0}
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,8 @@ class Records:
     skipped: Floats
     seconds: Floats
     distance: Floats
+    visit: Floats                             # which time the domains come round, from 0
+    alarms: Floats                            # of the guard, so far
 
     def __len__(self) -> int:
         return len(self.position)
@@ -76,9 +78,11 @@ class Records:
         chosen = self.calibration if where is None else self.calibration[where]
         return np.asarray(chosen.sum(0))
 
-    def scores(self, domain: str | None = None) -> Scores:
-        """Scores over all samples of a domain, or of the stream."""
+    def scores(self, domain: str | None = None, visit: int | None = None) -> Scores:
+        """Scores over all samples of a domain, of a visit, of both, or of the stream."""
         where = np.ones(len(self), bool) if domain is None else self.domain == domain
+        if visit is not None:
+            where = where & (self.visit == visit)
         n = self.n[where]
         total = float(n.sum())
         if not total:
@@ -284,6 +288,8 @@ def _read_records(file: Path, finished: bool) -> Records | None:
         columns["n"].append(n)
         columns["calibration"].append(counts)
         columns["views_used"].append(float(bool(value.get("views_used"))))
+        guard = value.get("guard")
+        columns["alarms"].append(_number(f"{where}: guard", guard, "alarms", 0.0) if isinstance(guard, dict) else 0.0)
         for name in _NUMBERS:
             columns[name].append(_number(where, value, name))
         for name, default in _OPTIONAL.items():

@@ -282,6 +282,8 @@ def _section(section: Section, metrics: Sequence[str], paper: bool) -> dict[str,
             "unfinished": [{"job": job.id, "batches": job.batches} for job in row.unfinished],
             "mean": {name: _stat(row.stat(name)) for name in metrics},
             "by_domain": {domain: {name: _stat(row.stat(name, domain)) for name in metrics} for domain in section.domains},
+            "by_visit": {name: [_stat(found) for found in row.by_visit(name)] for name in metrics},
+            "alarms": row.alarms,
             "images": row.images, "views_share": row.views_share, "restored_share": row.restored_share,
             "median_seconds": row.seconds, "skipped": row.skipped,
         }  # fmt: skip

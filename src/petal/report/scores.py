@@ -101,6 +101,19 @@ class Row:
         """A score over the runs: of the whole stream, or of one domain (over all its visits)."""
         return stat(getattr(s, metric) for s in self._scores.get(domain, ()) if s.n)
 
+    def by_visit(self, metric: str) -> list[Stat]:
+        """A score over the runs for each time the domains came round."""
+        count = max((int(records.visit.max()) + 1 for records in self.records), default=0)
+        return [
+            stat(getattr(s, metric) for s in (records.scores(visit=visit) for records in self.records) if s.n)
+            for visit in range(count)
+        ]
+
+    @property
+    def alarms(self) -> int | None:
+        """Alarms of the guard over all runs; None if there is no guard."""
+        return sum(int(records.alarms.max()) for records in self.records) if "guard" in self.options else None
+
     @property
     def seeds(self) -> list[str]:
         """The seeds of the finished jobs."""
@@ -196,6 +209,12 @@ class Section:
         """Whether severities change along the stream."""
         return any(len(set(records.severity.tolist())) > 1 for row in self.rows for records in row.records)
 
+    @cached_property
+    def visits(self) -> int:
+        """How often the domains come round: 1 unless the stream is a recurring one."""
+        jobs = [job for row in self.rows for job in (*row.jobs, *row.unfinished) if job.records is not None]
+        return max((int(job.records.visit.max()) + 1 for job in jobs if job.records is not None), default=1)
+
     @property
     def classes(self) -> Sequence[str] | None:
         """Class names, if the manifest has them."""
@@ -229,6 +248,10 @@ class Section:
             notes.append(f"In brackets: the sample standard deviation of the runs' means, {over}.")
         notes += [f"{row.label} skipped {row.skipped} {'update' if row.skipped == 1 else 'updates'}: the loss or a gradient "
                   "was not finite." for row in rows if row.skipped]
+        for row in rows:
+            if row.alarms is not None:
+                how = "no alarm" if not row.alarms else f"{row.alarms} {'alarm' if row.alarms == 1 else 'alarms'}"
+                notes.append(f"The guard of {row.label} raised {how}.")
         for metric in METRICS.values():
             broken = [row.label for row in rows if not math.isfinite(row.stat(metric.name).mean)]
             if broken:
@@ -314,7 +337,7 @@ def _sections(folders: list[RunFolder]) -> list[Section]:
 
 
 def _setting(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("recipe", "stream", "stream_seed", "severity", "batch_size", "images", "network")
+    names = ("recipe", "stream", "stream_seed", "severity", "batch_size", "images", "visits", "label_correlation", "network")
     setting = {name: manifest.get(name) for name in names}
     return setting | {name: _fingerprint(manifest.get(name)) for name in ("data", "weights")}
 
@@ -407,4 +430,10 @@ def _differs(section: Section, sections: list[Section]) -> str:
     alike = [flatten(_setting(s.manifest)) for s in sections if s.title.startswith(section.title)]
     mine = flatten(_setting(section.manifest))
     names = [k for k in mine if len({json.dumps(a.get(k), default=str) for a in alike}) > 1]
-    return ", ".join(f"{name.replace('_', ' ')} {str(mine[name])[:16]}" for name in names[:2])
+    return ", ".join(_said(name, mine[name]) for name in names[:2])
+
+
+def _said(name: str, value: Any) -> str:
+    if name == "images":
+        return "all images" if value is None else f"first {value:,} images"
+    return f"{name.replace('_', ' ')} {str(value)[:16]}"

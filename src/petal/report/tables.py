@@ -116,6 +116,27 @@ def domain_table(section: Section, metric: str = "error") -> Table:
     )
 
 
+def visit_table(section: Section, metric: str = "error") -> Table:
+    """Methods by visits of a recurring stream, and the mean."""
+    how = METRICS[metric]
+    brief = replace(how, digits=min(how.digits, 3))
+    scores = [row.by_visit(metric) for row in section.rows]
+    columns = [
+        [_cell(brief, found[visit], std=False) if visit < len(found) else Cell(NOTHING) for found in scores]
+        for visit in range(section.visits)
+    ]
+    columns.append([_cell(how, row.stat(metric)) for row in section.rows])
+    return Table(
+        name=f"{section.slug}-{metric}-visits",
+        title=f"{how.title} by visit, {section.title}",
+        corner="Method",
+        columns=(*(str(visit) for visit in range(1, section.visits + 1)), "Mean"),
+        lines=_lines(section.rows, _mark(columns)),
+        notes=("Each visit goes through all domains once.",),
+        wide=True,
+    )
+
+
 def metric_table(section: Section) -> Table:
     """Every score of each method over the whole stream, as in the paper's Tables 3 to 6."""
     columns = _mark([[_cell(how, row.stat(how.name)) for row in section.rows] for how in METRICS.values()])
@@ -235,8 +256,10 @@ def _published_table(section: Section, table: Published) -> Table:
 
 
 def tables(section: Section, metrics: Iterable[str] = ("error",), paper: bool = False) -> list[Table]:
-    """The tables of a section: one by domain for each metric, all scores, what it took, and the paper's if asked for."""
-    found = [domain_table(section, metric) for metric in metrics]
+    """The tables of a section: by visit and domain for each metric, all scores, what it took, the paper's if asked for."""
+    metrics = tuple(metrics)
+    found = [visit_table(section, metric) for metric in metrics if section.visits > 1]
+    found += [domain_table(section, metric) for metric in metrics]
     found.append(metric_table(section))
     if paper:
         found += paper_tables(section)
@@ -264,7 +287,8 @@ def provenance(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     known = ("recipe", "title", "fidelity", "created", "command", "device", "device_name", "engine", "severity",
-             "batch_size", "images", "orders", "seeds", "network", "data", "weights", "posterior", "versions")  # fmt: skip
+             "batch_size", "images", "visits", "label_correlation", "orders", "seeds", "network", "data", "weights",
+             "posterior", "versions")  # fmt: skip
     names = [n for n in known if n in manifest] + [n for n in manifest if n not in (*known, "format", "jobs", "classes")]
     pairs: list[tuple[str, str]] = []
     for name in names:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import product
 
 from petal.errors import ConfigError
-from petal.recipes import Row, apply_settings
+from petal.recipes import WRAPPERS, Row, apply_settings, pick_rows
 
 
 def split_values(setting: str) -> list[str]:
@@ -38,17 +38,19 @@ def grid_rows(known: Mapping[str, Row], wanted: Sequence[str], settings: Sequenc
     """
     axes = [split_values(setting) for setting in settings]
     found: list[Row] = []
-    for name in dict.fromkeys(wanted):
-        mine = [axis for axis in axes if _means(known, name, axis[0])]
+    for plain in pick_rows(known, wanted):
+        mine = [axis for axis in axes if _means(known, plain, axis[0])]
         others = [axis[0] for axis in axes if axis not in mine]     # looked at too, so that a mistake in them is found
         for values in product(*mine):
-            row = apply_settings(known, [*others, *values])[name]
-            parts = [v.partition(".")[2] for v, axis in zip(values, mine, strict=True) if len(axis) > 1]
-            row = replace(row, name=",".join([name, *parts]).replace("/", "_"))
+            (row,) = pick_rows(apply_settings(known, [*others, *values], WRAPPERS), [plain.name])
+            parts = [value.partition(".")[2] for value, axis in zip(values, mine, strict=True) if len(axis) > 1]
+            row = replace(row, name=",".join([plain.name, *parts]).replace("/", "_"))
             if not any(row.name == other.name for other in found):  # the same value twice
                 found.append(row)
     return found
 
 
-def _means(known: Mapping[str, Row], name: str, setting: str) -> bool:
-    return apply_settings(known, [setting])[name] is not known[name]
+def _means(known: Mapping[str, Row], row: Row, setting: str) -> bool:
+    changed = apply_settings(known, [setting], WRAPPERS)
+    name, target = row.name.split("+")[0], setting.partition(".")[0].strip()
+    return target in row.wraps if target in WRAPPERS else changed[name] is not known[name]

@@ -1,0 +1,124 @@
+"""What goes around a method: an adapter that hands on to another one all it does not do itself."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from petal.errors import ConfigError
+from petal.methods.base import Adapter, Executor
+
+
+class Wrapper(Adapter):
+    """An adapter around another, `adapter`. Networks, device, counters and settings are the inner one's.
+
+    A subclass writes `forward` and, if it keeps a state of its own, `own_state`, `check_own_state`, `load_own_state` and
+    `reset_own`. Its keys in the whole state begin with `prefix`; the inner adapter's keep their names.
+    """
+
+    adapter: Adapter
+    prefix: str
+
+    def __init__(self, adapter: Adapter) -> None:
+        nn.Module.__init__(self)
+        if not isinstance(adapter, Adapter):
+            raise ConfigError(f"{type(self).__name__} goes around a method (petal.Petal), got {type(adapter).__name__}")
+        self.adapter = adapter
+        self.training = False
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("adapter"), name)
+
+    @property
+    def kind(self) -> str:
+        """The class with that of the adapter inside, for example Guard(Petal)."""
+        return f"{type(self).__name__}({self.adapter.kind})"
+
+    @property
+    def skipped(self) -> int:
+        """Updates not made because the loss or a gradient was not finite."""
+        return self.adapter.skipped
+
+    @skipped.setter
+    def skipped(self, value: int) -> None:
+        self.adapter.skipped = value
+
+    @property
+    def method(self) -> Adapter:
+        """The method at the core, whatever goes around it."""
+        return self.adapter.method if isinstance(self.adapter, Wrapper) else self.adapter
+
+    def execute_with(self, executor: Executor | None) -> None:
+        """Executors belong to the method inside (`petal.accelerate` goes there by itself)."""
+        self.adapter.execute_with(executor)
+
+    def step(self, x: Tensor) -> Tensor:
+        """One step of the method inside."""
+        return self.adapter.step(x)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Predict a batch with the weights as they are."""
+        return self.adapter.predict(x)
+
+    def origin(self) -> dict[str, Tensor]:
+        """The adapted parameters as they were after construction, by name."""
+        return self.adapter.origin()
+
+    def logits_with(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
+        """Logits of a batch with these parameters in the place of the network's own."""
+        return self.adapter.logits_with(parameters, x)
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Put all that adapts to these values and go on with a fresh optimizer."""
+        self.adapter.load_weights(weights)
+
+    def _weights(self) -> dict[str, Tensor]:
+        return self.adapter._weights()
+
+    def inner_shape(self, shape: Sequence[int] | None) -> Sequence[int] | None:
+        """The shape of the batches that the inner adapter gets, if the stream's have this one."""
+        return shape
+
+    def reset(self) -> None:
+        """Back to the state after construction, inside and out."""
+        self.adapter.reset()
+        self.reset_own()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:  # type: ignore[override]
+        """The inner adapter's state and one's own, as a flat dict of tensor copies."""
+        return self.adapter.state_dict(*args, **kwargs) | {self.prefix + k: v for k, v in self.own_state().items()}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> None:
+        """Continue from `state_dict` exactly; one that does not fit is refused and changes nothing."""
+        own = {k.removeprefix(self.prefix): v for k, v in state_dict.items() if k.startswith(self.prefix)}
+        problems = self.check_own_state(own)
+        if problems:
+            raise ConfigError(f"this state does not fit {self.kind}: {'; '.join(problems[:10])}")
+        self.adapter.load_state_dict({k: v for k, v in state_dict.items() if not k.startswith(self.prefix)}, strict, assign)
+        self.load_own_state(own)
+
+    # The state of the wrapper itself
+
+    def own_state(self) -> dict[str, Tensor]:
+        """Copies of the tensors that the wrapper itself changes."""
+        return {}
+
+    def check_own_state(self, state: Mapping[str, Tensor]) -> list[str]:
+        """What is wrong with a state of one's own: names and shapes, against what there is now."""
+        mine = self.own_state()
+        problems = [f"missing {self.prefix + key!r}" for key in sorted(mine.keys() - state.keys())]
+        problems += [f"unexpected {self.prefix + key!r}" for key in sorted(state.keys() - mine.keys())]
+        return problems + [
+            f"{self.prefix + key!r} is {list(state[key].shape)} instead of {list(value.shape)}"
+            for key, value in mine.items()
+            if key in state and state[key].shape != value.shape
+        ]
+
+    def load_own_state(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a checked state of one's own."""
+
+    def reset_own(self) -> None:
+        """Back to the state after construction."""

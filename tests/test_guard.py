@@ -1,0 +1,351 @@
+"""The guard, on a network whose logits are its input: what student and source say is set by hand."""
+
+import copy
+import math
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import petal
+from networks import images, network
+from petal import Alarm, ConfigError, Guard, PetalWarning
+
+CLASSES = 5
+
+
+class Scripted(petal.Adapter):
+    """Learns nothing by itself: a test moves its weights between batches, or lets `drift` be added at every step."""
+
+    def __init__(self, bias: bool = True) -> None:
+        layer = nn.Linear(CLASSES, CLASSES, bias=bias)
+        with torch.no_grad():
+            layer.weight.copy_(torch.eye(CLASSES))
+            if bias:
+                layer.bias.zero_()
+        super().__init__(layer, batch_statistics=False)
+        self.adapt(dict(self.model.named_parameters()), 1e-3)
+        self.start = copy.deepcopy(self.model.state_dict())
+        self.drift: Tensor | None = None
+
+    def step(self, x: Tensor) -> Tensor:
+        logits = self.forward_through(self.model, x)
+        if self.drift is not None:
+            with torch.no_grad():
+                self.adapted["weight"].add_(self.drift)
+        return logits
+
+    def _restore_initial(self) -> None:
+        for name, parameter in self.adapted.items():
+            parameter.copy_(self.start[name])
+
+
+def batch(seed: int, labels: Tensor | None = None, sure: float = 4.0, n: int = 40) -> Tensor:
+    """Logits that say `labels` (all classes alike unless given), with some noise."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % CLASSES if labels is None else labels
+    return sure * nn.functional.one_hot(labels, CLASSES) + 0.3 * torch.randn(n, CLASSES, generator=generator)
+
+
+def collapse(guard: Guard) -> None:
+    """Everything is class 0 from here on."""
+    with torch.no_grad():
+        guard.adapted["weight"].zero_()
+        guard.adapted["bias"].copy_(torch.tensor([8.0, 0, 0, 0, 0]))
+
+
+def make(policy: str = "rollback", **options: object) -> Guard:
+    settings: dict[str, object] = {"every": 2, "window": 400, "cooldown": 240} | options
+    return Guard(Scripted(), policy, **settings)  # type: ignore[arg-type]
+
+
+def drive(guard: Guard, count: int, first: int = 0, **options: object) -> None:
+    for seed in range(first, first + count):
+        guard(batch(seed, **options))  # type: ignore[arg-type]
+
+
+def drive_to_alarm(guard: Guard) -> None:
+    before = len(guard.alarms)
+    while len(guard.alarms) == before:
+        drive(guard, 1, first=guard.batches)
+
+
+def test_signals_against_numpy() -> None:
+    guard = make(window=10**9)
+    with torch.no_grad():
+        guard.adapted["weight"][0, 0], guard.adapted["weight"][1, 1] = 0.0, 0.5
+    x = [batch(seed) for seed in range(2)]
+    for one in x:
+        guard(one)
+    weight = np.eye(CLASSES)
+    weight[0, 0], weight[1, 1] = 0.0, 0.5
+
+    def softmax(logits: np.ndarray) -> np.ndarray:
+        e = np.exp(logits - logits.max(1, keepdims=True))
+        return e / e.sum(1, keepdims=True)
+
+    p = [softmax(one.numpy().astype(np.float64) @ weight.T) for one in x]
+    mean = np.concatenate(p).mean(0)
+    status = guard.status()
+    assert status["concentration"] == pytest.approx(1 + (mean * np.log(mean)).sum() / np.log(CLASSES), rel=1e-5)
+    assert status["entropy"] == pytest.approx(-(p[1] * np.log(p[1])).sum(1).mean(), rel=1e-5)  # it looks at the second
+    assert status["confidence"] == pytest.approx(p[1].max(1).mean(), rel=1e-5)
+    differ = p[1].argmax(1) != x[1].numpy().argmax(1)
+    assert status["disagreement"] == pytest.approx(differ.mean())
+    assert 0 < differ.mean() < 1
+    assert status["distance"] == pytest.approx(math.sqrt(1 + 0.25) / math.sqrt(CLASSES), rel=1e-5)
+    assert status["update"] == 0.0  # nothing moved since the first batch
+
+
+def test_distance_is_in_standard_deviations_of_the_posterior() -> None:
+    model = network()
+    q = petal.DiagonalGaussian({k: p.detach() for k, p in model.named_parameters()},
+                               {k: torch.full_like(p, 0.04) for k, p in model.named_parameters()}, damping=0.05)  # fmt: skip
+    guard = Guard(petal.Petal(model, q, views=0), every=3)
+    for seed in range(3):
+        guard(images(seed=seed))
+    squares = [((p.detach() - q.mean[k]) ** 2 / 0.09).flatten() for k, p in guard.model.named_parameters()]
+    assert guard.status()["distance"] == pytest.approx(float(torch.cat(squares).mean().sqrt()), rel=1e-4)
+    assert guard.status()["update"] == pytest.approx(guard.status()["distance"] / 3, rel=1e-4)
+
+
+def test_a_collapse_is_seen_and_taken_back() -> None:
+    guard = make()
+    drive(guard, 20)
+    assert guard.alarms == []
+    good = {k: p.detach().clone() for k, p in guard.adapted.items()}
+    collapse(guard)
+    with pytest.warns(PetalWarning, match=r"Scripted shows signs of a collapse after batch 2\d: .*rollback"):
+        drive(guard, 8, first=20)
+    (alarm,) = guard.alarms
+    assert alarm.step <= 28  # within a window of 400 samples
+    assert (alarm.signal, alarm.action) == ("disagreement", "rollback")
+    assert alarm.value > alarm.limit
+    assert all(torch.equal(p, good[k]) for k, p in guard.adapted.items())
+    assert guard.frozen
+    drive(guard, 6, first=30)
+    assert not guard.frozen
+
+
+def test_labels_in_runs_are_no_collapse() -> None:
+    guard = make()
+    for seed in range(60):
+        guard(batch(seed, torch.full((40,), seed // 15), sure=8.0))
+    assert guard.alarms == []
+    assert guard.status()["concentration"] > 0.5  # though nearly all it said was one class
+
+
+@pytest.mark.parametrize("lost", ["narrow", "unsure"])
+def test_a_lost_source_is_no_judge(lost: str) -> None:
+    """The adapter knows better: it reads from what the source sees one class in, or nothing at all."""
+    guard = make()
+    with torch.no_grad():
+        guard.adapted["weight"].mul_(400.0 if lost == "unsure" else 1.0)
+        guard.adapted["bias"][0] = -30.0 if lost == "narrow" else 0.0
+    for seed in range(40):
+        x = batch(seed, sure=0.0)
+        if lost == "narrow":
+            x[:, 0] += 30.0
+        else:
+            x *= 0.01
+        guard(x)
+    assert guard.status()["disagreement"] > 0.5 or lost == "unsure"
+    assert guard.alarms == []
+
+
+def test_both_judges_agree_that_it_is_lost_only_if_the_source_is_well() -> None:
+    """The same disagreement as above, with a source that is sure and sees all classes, is an alarm."""
+    guard = make("warn")
+    drive(guard, 4)
+    with torch.no_grad():
+        guard.adapted["weight"].copy_(torch.eye(CLASSES).roll(1, 0))
+    with pytest.warns(PetalWarning):
+        drive(guard, 10, first=4)
+    assert guard.alarms[0].signal == "disagreement"
+
+
+def test_uniform_answers_are_seen() -> None:
+    guard = make("warn", concentration=1.0)
+    drive(guard, 4)
+    with torch.no_grad():
+        guard.adapted["weight"].mul_(0.01)
+    with pytest.warns(PetalWarning):
+        drive(guard, 80, first=4)
+    assert guard.alarms[0].signal == "confidence"
+
+
+@pytest.mark.parametrize("policy", ["rollback", "soften"])
+def test_weights_that_are_not_finite_are_taken_back(policy: str) -> None:
+    guard = make(policy)
+    drive(guard, 12)
+    with torch.no_grad():
+        guard.adapted["weight"][0, 0] = math.nan
+    with pytest.warns(PetalWarning):
+        drive(guard, 2, first=12)
+    assert torch.equal(guard.adapted["weight"].detach(), torch.eye(CLASSES))
+    assert guard.alarms[0].action == "rollback"
+    drive(guard, 20, first=14)
+    assert len(guard.alarms) == 1
+
+
+def test_policies_do_what_they_say() -> None:
+    def after(policy: str, **options: object) -> Guard:
+        guard = make(policy, **options)
+        drive(guard, 12)
+        collapse(guard)
+        with pytest.warns(PetalWarning, match=policy):
+            drive_to_alarm(guard)
+        return guard
+
+    kept = after("warn")
+    assert kept.adapted["bias"][0].item() == 8.0
+    assert not kept.frozen
+    soft = after("soften", soften=0.25)
+    assert torch.allclose(soft.adapted["weight"].detach(), 0.25 * torch.eye(CLASSES))
+    assert soft.adapted["bias"][0].item() == pytest.approx(6.0)
+    assert not soft.frozen
+    with pytest.warns(PetalWarning):
+        drive_to_alarm(soft)
+    assert soft.adapted["bias"][0].item() == pytest.approx(6.0 * 0.75**2)  # the second time further
+    reset = after("reset")
+    assert torch.equal(reset.adapted["weight"].detach(), torch.eye(CLASSES))
+    assert reset.frozen
+    assert [a.action for a in reset.alarms] == ["reset"]
+    frozen = after("freeze")
+    assert torch.equal(frozen.adapted["weight"].detach(), torch.eye(CLASSES))
+    drive(frozen, 100, first=100)
+    assert frozen.frozen
+    frozen.thaw()
+    assert not frozen.frozen
+
+
+def test_the_cool_down_doubles_while_the_cause_is_there() -> None:
+    guard = make(every=1, cooldown=160)
+    drive(guard, 30)
+    lengths = []
+    for _ in range(4):
+        collapse(guard)
+        with pytest.warns(PetalWarning):
+            drive_to_alarm(guard)
+        start = guard.batches
+        while guard.frozen:
+            drive(guard, 1, first=guard.batches)
+        lengths.append(guard.batches - start)
+    assert lengths == [4, 8, 16, 32]
+
+
+def test_learning_is_off_while_frozen_and_by_hand() -> None:
+    guard = make()
+    guard.method.drift = torch.full((CLASSES, CLASSES), 1e-4)
+    drive(guard, 5)
+    guard.freeze()
+    before = guard.adapted["weight"].detach().clone()
+    x = batch(99)
+    assert torch.equal(guard(x), guard.predict(x))
+    assert torch.equal(guard.adapted["weight"].detach(), before)
+    guard.thaw()
+    guard(x)
+    assert not torch.equal(guard.adapted["weight"].detach(), before)
+    guard.rollback()
+    assert not torch.equal(guard.adapted["weight"].detach(), before)
+    drive(guard, 30, first=100)
+    assert guard.alarms == []
+
+
+def test_a_runaway_is_seen_before_it_shows() -> None:
+    """Steps fifty times as long: weights give it away while the answers are still right."""
+    guard = make("warn", distance=3.0, update=10.0)
+    guard.method.drift = torch.full((CLASSES, CLASSES), 1e-5)
+    drive(guard, 40)
+    assert guard.alarms == []
+    guard.method.drift *= 50
+    with pytest.warns(PetalWarning, match="update"):
+        drive(guard, 10, first=40)
+    assert guard.alarms[0].signal == "update"
+    assert guard.status()["disagreement"] == 0.0
+
+
+def test_state_continues_through_an_alarm_bit_by_bit(tmp_path: Path) -> None:
+    def guarded() -> Guard:
+        guard = make()
+        guard.method.drift = torch.zeros(CLASSES, CLASSES)
+        guard.method.drift[0] = 0.15  # everything becomes class 0, again and again
+        return guard
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PetalWarning)
+        whole = guarded()
+        answers = [whole(batch(s)) for s in range(60)]
+        assert len(whole.alarms) > 1
+        for cut in (1, 7, 12, whole.alarms[0].step, whole.alarms[0].step + 1):
+            first = guarded()
+            drive(first, cut)
+            petal.save(first, tmp_path / "g.safetensors")
+            second = guarded()
+            petal.load(second, tmp_path / "g.safetensors")
+            assert all(torch.equal(second(batch(s)), answers[s]) for s in range(cut, 60))
+            assert second.alarms == whole.alarms
+            assert all(torch.equal(v, second.state_dict()[k]) for k, v in whole.state_dict().items())
+    assert isinstance(whole.alarms[0], Alarm)
+    with pytest.raises(petal.checkpoint.CheckpointError, match=r"checkpoint of Guard\(Scripted\), and this adapter"):
+        petal.load(Guard(petal.PseudoLabel(network())), tmp_path / "g.safetensors")
+
+
+def test_a_state_that_does_not_fit_changes_nothing() -> None:
+    guard = make()
+    drive(guard, 12)
+    before = guard.state_dict()
+    wrong = {"guard.counters": None, "guard.good.model.weight": torch.zeros(2), "guard.more": torch.zeros(1)}
+    for key, value in wrong.items():
+        state = dict(before)
+        if value is None:
+            del state[key]
+        else:
+            state[key] = value
+        with pytest.raises(ConfigError, match=key):
+            guard.load_state_dict(state)
+        assert all(torch.equal(v, before[k]) for k, v in guard.state_dict().items())
+
+
+def test_methods_that_do_not_adapt_have_nothing_to_watch() -> None:
+    guard = Guard(petal.BatchNorm(network()), every=1)
+    for seed in range(5):
+        guard(images(seed=seed))
+    assert guard.alarms == []
+    assert all(math.isnan(value) for value in guard.status().values())
+
+
+def test_the_inner_adapter_shows_through() -> None:
+    guard = Guard(petal.CoTTA(network(), views=0))
+    assert guard.teacher is guard.adapter.teacher
+    assert guard.model is guard.adapter.model
+    assert guard.kind == "Guard(CoTTA)"
+    assert petal.accelerate(guard) is guard
+    assert guard.adapter.executor is not None
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = guard.nothing
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"policy": "panic"}, "policy must be one of 'warn'"),
+        ({"every": 0}, "every must be a whole number"),
+        ({"window": 1.5}, "window must be a whole number"),
+        ({"disagreement": 2.0}, "disagreement must be a number"),
+        ({"distance": 0.5}, "distance must be"),
+        ({"soften": -1.0}, "soften must be"),
+        ({"cooldown": 0}, "cooldown must be"),
+    ],
+)
+def test_bad_settings_are_named(options: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Guard(Scripted(), **options)  # type: ignore[arg-type]
+
+
+def test_it_goes_around_adapters_only() -> None:
+    with pytest.raises(ConfigError, match="goes around a method"):
+        Guard(network())  # type: ignore[arg-type]

@@ -1,0 +1,196 @@
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import petal
+from networks import images, network
+from petal import ConfigError, InputError, SmallBatch
+from petal.norm import RecentNorm, batch_norms, with_recent_norm
+
+
+class Recording(petal.Source):
+    """Keeps the batches that it is given to learn from."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.adapt({"fc.bias": self.model.fc.bias}, 1e-3)
+        self.batches: list[Tensor] = []
+
+    def step(self, x: Tensor) -> Tensor:
+        self.batches.append(x.clone())
+        return self.prediction(x)
+
+
+class Labelled(nn.Module):
+    """A classifier that reads the label from the first pixel, so that tests say what is predicted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        labels = nn.functional.one_hot(x[:, 0, 0, 0].round().long(), 5)
+        return 8 * labels * x[:, 0, 0, 1:2] + 0 * self.fc.weight.sum()
+
+
+def labelled(labels: list[int], sure: float = 1.0) -> Tensor:
+    x = torch.zeros(len(labels), 1, 2, 2)
+    x[:, 0, 0, 0] = torch.tensor(labels)
+    x[:, 0, 0, 1] = sure
+    return x
+
+
+def test_without_anything_seen_it_is_the_source() -> None:
+    model = network()
+    same, layers = with_recent_norm(petal.CoTTA(model, views=0).teacher, window=50, source=0.3, own=0)
+    assert len(layers) == 2
+    assert torch.allclose(same(images()), model(images()), atol=1e-5)
+    adapter = SmallBatch(petal.Tent(model), own=0.0)
+    assert torch.allclose(adapter(images(1)), model(images(1)), atol=1e-5)  # one image moves next to nothing before itself
+
+
+def test_estimates_against_numpy() -> None:
+    layer = nn.BatchNorm2d(3).eval()
+    layer.running_mean, layer.running_var = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([1.0, 2.0, 0.5])
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([2.0, 1.0, 0.5]))
+        layer.bias.copy_(torch.tensor([0.0, 1.0, -1.0]))
+    norm = RecentNorm(layer, window=20, source=0.25, own=0.125)
+    x, labels = torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 0, 0, 0, 2, 3])
+    norm(x)
+    norm.learn(labels, 4)
+    data = x.numpy().astype(np.float64)
+    own = np.stack([data.mean((2, 3)), (data**2).mean((2, 3))])                     # [2, n, C]
+    start = np.stack([layer.running_mean.numpy(), layer.running_var.numpy() + layer.running_mean.numpy() ** 2])
+    recent = np.repeat(start[:, None], 4, 1).astype(np.float64)
+    rate = {k: 1 - (1 - 4 / 20) ** int((labels == k).sum()) for k in range(4)}
+    means = {k: own[:, (labels == k).numpy()].mean(1) for k in (0, 2, 3)}
+    for k, mean in means.items():
+        recent[:, k] += rate[k] * (mean - recent[:, k])
+    assert np.allclose(norm.recent.numpy(), recent, atol=1e-5)
+    estimate = 0.75 * recent.mean(1) + 0.25 * start
+    mean, square = 0.875 * estimate[:, None] + 0.125 * own
+    expected = (data - mean[..., None, None]) / np.sqrt((square - mean**2)[..., None, None] + layer.eps)
+    expected = expected * np.array([2.0, 1.0, 0.5])[:, None, None] + np.array([0.0, 1.0, -1.0])[:, None, None]
+    assert np.allclose(norm(x).detach().numpy(), expected, atol=1e-4)
+
+
+def test_a_class_counts_the_same_however_often_it_comes() -> None:
+    """Nine in ten samples are of class 0: the estimate is still that of classes in equal shares."""
+    layer = nn.BatchNorm1d(1).eval()
+    norm = RecentNorm(layer, window=10, source=0.0, own=0.0)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        labels = (torch.rand(10, generator=generator) > 0.9).long()
+        norm(labels[:, None] * 4.0 + 0.1 * torch.randn(10, 1, generator=generator))
+        norm.learn(labels, 2)
+    assert norm.recent[0].mean().item() == pytest.approx(2.0, abs=0.1)
+
+
+def test_the_memory_is_balanced_and_the_method_learns_from_whole_batches() -> None:
+    inner = Recording(Labelled())
+    adapter = SmallBatch(inner, memory=8, every=4)
+    for label in [0] * 30 + [1] * 3 + [2] * 2:
+        adapter(labelled([label]))
+    assert {len(b) for b in inner.batches} == {8}
+    assert len(inner.batches) == (35 - 8) // 4 + 1
+    adapter(labelled([0, 0, 0, 0]))
+    counts = torch.bincount(inner.batches[-1][:, 0, 0, 0].long(), minlength=3).tolist()
+    assert counts == [3, 3, 2]
+
+
+def test_recent_and_certain_samples_stay_and_old_ones_go() -> None:
+    inner = Recording(Labelled())
+    adapter = SmallBatch(inner, memory=4, every=1, age=10)
+    adapter(labelled([0] * 4, sure=0.05))
+    adapter(labelled([0] * 4, sure=1.0))
+    assert inner.batches[-1][:, 0, 0, 1].tolist() == [1.0] * 4
+    adapter(labelled([1]))
+    assert 1 in inner.batches[-1][:, 0, 0, 0].tolist()
+    for _ in range(12):
+        adapter(labelled([0]))
+    assert inner.batches[-1][:, 0, 0, 0].tolist() == [0.0] * 4  # the only one of class 1 was too old
+
+
+@pytest.mark.parametrize(("option", "value"), [("window", 5.0), ("source", 0.9), ("own", 0.9),
+                                               ("memory", 8), ("every", 40), ("age", 5)])  # fmt: skip
+def test_every_argument_changes_something(option: str, value: float) -> None:
+    def last(**options: float) -> Tensor:
+        adapter = SmallBatch(petal.Tent(network(), lr=0.1), **({"memory": 16, "every": 8} | options))  # type: ignore[arg-type]
+        for seed in range(12):
+            adapter(images(6, seed=seed))
+        return adapter.predict(images(seed=50))
+
+    assert not torch.allclose(last(), last(**{option: value}), atol=1e-6)
+
+
+def test_one_image_at_a_time_and_any_cut_of_the_stream() -> None:
+    adapter = SmallBatch(petal.Petal(network(), petal.DiagonalGaussian.isotropic(network(), std=0.05), views=2), memory=16)
+    for size in (1, 1, 7, 30, 1, 64, 2):
+        assert adapter(images(size)).shape == (size, 5)
+    flat = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).eval()
+    assert SmallBatch(petal.Tent(flat))(torch.rand(1, 4)).shape == (1, 3)  # which batch statistics cannot do
+
+
+def test_correlated_labels_do_not_break_it() -> None:
+    """Images of one class at a time, shifted: batch statistics take the class away, the mode keeps it."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4)).eval()
+    with torch.no_grad():
+        model[1].weight.copy_(4 * torch.eye(4))
+        model[1].bias.zero_()
+        model[0].running_mean.fill_(0.5)  # of classes in equal shares
+        model[0].running_var.fill_(0.75)
+
+    def run(adapter: petal.Adapter) -> float:
+        wrong = 0
+        for number in range(200):
+            labels = torch.full((5,), (number // 8) % 4)
+            x = 2 * nn.functional.one_hot(labels, 4) + 0.5 * torch.randn(5, 4, generator=generator.manual_seed(number))
+            x[:, 0] += 3 * (number >= 40)                       # a shift that the source takes for class 0
+            wrong += int((adapter(x).argmax(1) != labels).sum())
+        return wrong / 1000
+
+    source, bn, small = run(petal.Source(model)), run(petal.BatchNorm(model)), run(SmallBatch(petal.BatchNorm(model)))
+    assert small < 0.5 * source
+    assert small < 0.5 * bn
+
+
+def test_it_predicts_with_the_teacher() -> None:
+    cotta = petal.CoTTA(network(), views=0)
+    adapter = SmallBatch(cotta)
+    before = adapter.predict(images(1))
+    with torch.no_grad():
+        cotta.teacher.fc.bias.add_(torch.tensor([5.0, 0, 0, 0, 0]))
+        cotta.model.fc.bias.add_(99.0)
+    assert torch.allclose(adapter.predict(images(1)) - before, torch.tensor([[5.0, 0, 0, 0, 0]]), atol=1e-4)
+
+
+def test_mistakes_are_explained() -> None:
+    with pytest.raises(ConfigError, match=r"Guard\(Tent\) is wrapped already: swap the two"):
+        SmallBatch(petal.Guard(petal.Tent(network())))
+    with pytest.raises(ConfigError, match="memory must be a whole number"):
+        SmallBatch(petal.Tent(network()), memory=1)
+    with pytest.raises(ConfigError, match="keeps no running statistics"):
+        SmallBatch(petal.Tent(nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2, track_running_stats=False))))
+    adapter = SmallBatch(petal.Tent(network()))
+    adapter(images())
+    before = adapter.state_dict()
+    with pytest.raises(InputError, match=r"shape \[2, 3, 9, 9\].*\[3, 8, 8\]"):
+        adapter(torch.rand(2, 3, 9, 9))
+    for key, value in (("small.norm.0", torch.zeros(2, 5, 99)), ("small.facts", None), ("small.x", torch.zeros(1))):
+        state = {k: v for k, v in before.items() if k != key} | ({} if value is None else {key: value})
+        with pytest.raises(ConfigError, match="small"):
+            adapter.load_state_dict(state)
+    assert all(torch.equal(v, before[k]) for k, v in adapter.state_dict().items())
+
+
+def test_engine_compiles_for_the_memory_s_shape() -> None:
+    adapter = SmallBatch(petal.Tent(network()), memory=10)
+    policy = petal.engine.Policy()
+    assert petal.accelerate(adapter, policy=policy) is adapter
+    assert adapter.adapter.executor is not None
+    assert adapter.inner_shape((3, 3, 8, 8)) == (10, 3, 8, 8)
+    assert petal.Guard(adapter).inner_shape((3, 3, 8, 8)) == (3, 3, 8, 8)
+    assert len(batch_norms(network())) == 2
