@@ -1,6 +1,7 @@
 """What the paper's whole evaluation costs: batches of every table, times milliseconds a batch."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 
 from petal.bench.steps import NETWORK_INPUT
 from petal.data import STREAMS, from_arrays
+from petal.errors import ConfigError
 from petal.models import build, flops
 from petal.recipes import TABLE_1, Recipe, jobs_for, recipe, rows
 
@@ -23,7 +25,7 @@ EVALUATION = (
 
 @dataclass(frozen=True)
 class Figures:
-    """Milliseconds a batch of WRN-28-10 at batch 200, from `petal bench steps`."""
+    """Milliseconds a batch of a network at its recipe's batch size, from `petal bench steps`."""
 
     forward: float              # source, batch norm
     student: float              # TENT and pseudo-labels: forward and backward
@@ -45,7 +47,7 @@ class Cost:
     recipe: str
     runs: int
     batches: int                # of a run
-    relative: float             # arithmetic of a batch, that of WRN-28-10 at batch 200 being 1
+    measured: bool              # False: by arithmetic from WRN-28-10
     least: float                # GPU-hours, no batch with views
     most: float                 # GPU-hours, every batch with views
 
@@ -54,18 +56,24 @@ class Cost:
         return asdict(self)
 
 
-def evaluation_cost(figures: Figures) -> list[Cost]:
-    """GPU-hours of each benchmark. A network other than WRN-28-10 is taken to need time in proportion to its arithmetic."""
-    base = _work(recipe("cifar10"))
+def evaluation_cost(figures: Mapping[str, Figures]) -> list[Cost]:
+    """GPU-hours of each benchmark, from the figures of networks.
+
+    A network that has none is taken to need time in proportion to its arithmetic, from WRN-28-10: a rough guess, since small
+    networks and large images leave a GPU's arithmetic idle.
+    """
+    if "wrn-28-10" not in figures:
+        raise ConfigError("give the figures of wrn-28-10: the others may be guessed from it")
     out = []
     for name, images, seeds in EVALUATION:
         chosen = recipe(name)
         known = rows(chosen)
         jobs = jobs_for([known[row] for row in TABLE_1], chosen.numbers, range(seeds))
-        count, relative = batches(chosen, images), _work(chosen) / base
-        times = [figures.of(job.row.method) for job in jobs]
-        least, most = (sum(t) * count * relative / 3.6e6 for t in zip(*times, strict=True))
-        out.append(Cost(name, len(jobs), count, relative, least, most))
+        count, measured = batches(chosen, images), chosen.network in figures
+        factor = 1.0 if measured else _work(chosen) / _work(recipe("cifar10"))
+        times = [figures[chosen.network if measured else "wrn-28-10"].of(job.row.method) for job in jobs]
+        least, most = (sum(t) * count * factor / 3.6e6 for t in zip(*times, strict=True))
+        out.append(Cost(name, len(jobs), count, measured, least, most))
     return out
 
 

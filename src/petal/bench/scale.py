@@ -52,6 +52,21 @@ class Parts:
         return self.rest + share * self.view + (self.views - share) * self.draw + (self.exchange if ranks > 1 else 0.0)
 
 
+def parts_of(file: Path, setting: "Setting", draw: float, exchange: float) -> Parts:
+    """From what `petal bench steps --json` measured on one rank; what it did not measure is given."""
+    from petal.bench.page import read  # matplotlib takes a second to import
+
+    wanted = {"method": setting.method, "network": setting.network, "batch": setting.batch, "views": setting.views,
+              "engine": setting.engine, "gate": "open"}  # fmt: skip
+    for row in read(file).rows:
+        parts = row["parts"]
+        shared = parts.get("views and teacher", parts.get("views", 0.0) + parts.get("teacher on views", 0.0))
+        if shared and all(row[key] == value for key, value in wanted.items()):
+            return Parts(setting.views, row["ms"] - shared, shared / setting.views, draw, exchange)
+    told = ", ".join(f"{key} {value}" for key, value in wanted.items())
+    raise ConfigError(f"{file} has no row with its parts for {told}")
+
+
 @dataclass(frozen=True)
 class Scale:
     """One number of ranks: milliseconds by the model, and measured where they were."""

@@ -99,25 +99,22 @@ def bench_scale(
         bool, typer.Option("--busy", help="Count processor time instead, on a CPU that does other things too: waiting for "
                            "other ranks is left out.")
     ] = False,
-    rest_ms: Annotated[
-        float | None, typer.Option(help="With --view-ms: measure nothing, take this for what every rank does.")
+    steps_file: Annotated[
+        Path | None, typer.Option("--steps", help="Measure nothing: take the parts from this file of `petal bench steps`.")
     ] = None,
-    view_ms: Annotated[float | None, typer.Option(help="A view and the teacher's prediction of it.")] = None,
     draw_ms: Annotated[float, typer.Option(help="The random numbers of a view, where nothing is measured.")] = 0.0,
     exchange_ms: Annotated[float, typer.Option(help="The messages of a step, where nothing is measured.")] = 0.0,
     device: Device = "auto",
     out: Json = None,
 ) -> None:
     """A step whose views are shared out over ranks: a model from the parts of a step, beside measured times."""
-    if (rest_ms is None) != (view_ms is None):
-        raise ConfigError("give --rest-ms and --view-ms together")
+    kind = "cuda" if steps_file is not None and engine is None else choose_device(device).type
+    chosen = engine or ("auto" if kind == "cuda" else "eager")
+    setting = scale.Setting(method, network, batch, views, chosen, kind, batches, busy=busy)
     measured: dict[int, float] = {}
-    if rest_ms is not None and view_ms is not None:
-        parts = scale.Parts(views, rest_ms, view_ms, draw_ms, exchange_ms)
+    if steps_file is not None:
+        parts = scale.parts_of(steps_file, setting, draw_ms, exchange_ms)
     else:
-        kind = choose_device(device).type
-        chosen = engine or ("auto" if kind == "cuda" else "eager")
-        setting = scale.Setting(method, network, batch, views, chosen, kind, batches, busy=busy)
         with console.status("measuring"):
             parts, measured = scale.measure(setting, numbers([measure], "--measure"), repeat)
     rows = scale.table(parts, numbers([ranks], "--ranks"), measured)
@@ -139,24 +136,31 @@ def bench_scale(
 
 @app.command("cost")
 def bench_cost(
-    forward_ms: Annotated[float, typer.Option(help="A forward pass of WRN-28-10 at batch 200.")],
-    student_ms: Annotated[float, typer.Option(help="Its forward and backward pass.")],
-    closed_ms: Annotated[float, typer.Option(help="A step of PETAL without views.")],
-    open_ms: Annotated[float, typer.Option(help="A step of PETAL with views.")],
+    figures: Annotated[
+        list[str],
+        typer.Argument(metavar="NETWORK=FORWARD,STUDENT,CLOSED,OPEN...", help="Milliseconds a batch of a network: a forward "
+                       "pass, a step of TENT, a step of PETAL without and with views. wrn-28-10 must be among them."),
+    ],
     out: Json = None,
 ) -> None:
     """GPU-hours of the paper's whole evaluation, from milliseconds a batch as `petal bench steps` measures them."""
-    rows = cost.evaluation_cost(cost.Figures(forward_ms, student_ms, closed_ms, open_ms))
+    given: dict[str, cost.Figures] = {}
+    for text in figures:
+        name, _, values = text.partition("=")
+        try:
+            given[name] = cost.Figures(*map(float, values.split(",")))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"figures are written NETWORK=FORWARD,STUDENT,CLOSED,OPEN, got {text!r}") from error
+    rows = cost.evaluation_cost(given)
     _write(out, "cost", [row.to_json() for row in rows])
     shown = Table("benchmark", box=None, pad_edge=False)
-    for name in ("runs", "batches a run", "arithmetic a batch", "GPU-h, no views", "GPU-h, views on all"):
+    for name in ("runs", "batches a run", "network", "GPU-h, no views", "GPU-h, views on all"):
         shown.add_column(name, justify="right")
     for r in rows:
-        shown.add_row(
-            r.recipe, str(r.runs), f"{r.batches:,}", f"{r.relative:.2f}", f"{r.least:.2f}", f"{r.most:.2f}"
-        )  # fmt: skip
-    shown.add_row("all", str(sum(r.runs for r in rows)), "", "", *(f"{sum(v):.2f}" for v in zip(
-        *((r.least, r.most) for r in rows), strict=True)))  # fmt: skip
+        how = "measured" if r.measured else "by arithmetic"
+        shown.add_row(r.recipe, str(r.runs), f"{r.batches:,}", how, f"{r.least:.2f}", f"{r.most:.2f}")
+    total = (f"{sum(hours):.2f}" for hours in zip(*((r.least, r.most) for r in rows), strict=True))
+    shown.add_row("all", str(sum(r.runs for r in rows)), "", "", *total)
     console.print(shown)
 
 
