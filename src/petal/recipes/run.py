@@ -100,6 +100,7 @@ class Bench:
     label_correlation: float | None = None  # Dirichlet concentration: labels come in runs, the longer the smaller it is
     stream_seed: int = 0                    # of the corruptions' noise: the same data whatever a job's seed
     ranks: Ranks | None = None              # the processes that share out the views, if there are several
+    compiled_for: str = field(default="", repr=False)       # the method whose programs torch holds
     _checked: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -428,8 +429,9 @@ class _Running:
     ) -> None:
         self.stop = stop or (lambda: False)
         self.job, self.place, self.bench, self.every, self.progress = job, place, bench, every, progress
-        if bench.device.type == "cuda":
-            torch.compiler.reset()          # programs of earlier jobs count towards a limit beyond which nothing is compiled
+        if bench.device.type == "cuda" and bench.compiled_for != job.row.method:
+            torch.compiler.reset()          # torch compiles no more beyond a number of programs: let go the others
+        bench.compiled_for = job.row.method
         self.adapter = bench.adapter(job.row, job.seed)
         self.distance = distance_from_start(self.adapter)
         self.stream = bench.stream(job.order)
