@@ -9,6 +9,7 @@ Every rank does everything but its share of the views, so with K views on n rank
 """
 
 import math
+import json
 import os
 import socket
 import tempfile
@@ -154,9 +155,9 @@ def _started(setting: Setting, count: int) -> dict[str, float]:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "times.pt"
+        file = Path(folder) / "times.json"
         spawn(_rank, (count, port, setting, file), nprocs=count)  # type: ignore[no-untyped-call]
-        times: dict[str, float] = torch.load(file)
+        times: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
         return times
 
 
@@ -186,7 +187,7 @@ def _rank(rank: int, count: int, port: int, setting: Setting, file: Path) -> Non
             times["draw"] = fastest(lambda: draw_only(adapter, x))
             times["view"] = fastest(lambda: views_only(adapter, x)) / setting.views
     if rank == 0:
-        torch.save(times, file)
+        file.write_text(json.dumps(times), encoding="utf-8")
     if ranks is not None:
         ranks.leave()
 
