@@ -8,8 +8,8 @@ Every rank does everything but its share of the views, so with K views on n rank
 `exchange` the three messages of a step (who is where, the gate, the predictions), `rest` everything else.
 """
 
-import math
 import json
+import math
 import os
 import socket
 import tempfile
