@@ -134,7 +134,7 @@ class Admin:
             encode = asyncio.get_running_loop().run_in_executor
             self._encoded = newest, await encode(self.plane.model.pool, lambda: [shown(i) for i in reversed(images)])
         return {
-            "status": await self.status(), **await self.versions(), **await self.audit(8),
+            "status": await self.status(), **await self.versions(), **await self.audit(10),
             "fields": ["time", *FIELDS], "history": self.watch.history.since(since), "seen": newest,
             "images": self._encoded[1] if newest > seen else None,
         }  # fmt: skip

@@ -269,8 +269,8 @@ class Worker(threading.Thread):
             if not bool(finite[part].all()):
                 item.future.set_exception(Unanswered("the network's answer is not finite"))
                 continue
-            parts: list[Any] = [t[part].numpy() for t in (logits, probabilities, label, entropy)]
-            item.future.set_result(Answer(*parts, version=version, adapted=adapted))
+            cut = logits[part].numpy(), probabilities[part].numpy(), label[part].numpy(), entropy[part].numpy()
+            item.future.set_result(Answer(*cut, version, adapted))
         if target in (ADAPT, PREDICT) and bool(finite.all()):
             self.watch.predicted(float(confidence.mean()), float(entropy.mean()))
             self._compare(x, label, confidence, version)
@@ -312,7 +312,7 @@ class Worker(threading.Thread):
         distance = None if self.served.distance is None else self.served.distance()
         last = slice(max(0, len(x) - IMAGES), len(x)) if x.dim() == 4 else slice(0)
         columns = (x[last].float().cpu().numpy(), *(t[last].tolist() for t in (label, confidence, *reversed(source))))
-        images = [Seen(*row, version=version, time=time.time()) for row in zip(*columns, strict=True)]
+        images = [Seen(*row, version, time.time()) for row in zip(*columns, strict=True)]  # type: ignore[call-arg]
         self.watch.compared(disagreement, distance, images)
 
     def _after_call(self, adapted: bool) -> None:
@@ -324,7 +324,7 @@ class Worker(threading.Thread):
             self.watch.adapted(float(core.restored), core.skipped)
         self._listen_to_guard()
         if self.steps - self._snapshot_steps >= self.settings.snapshot_every:
-            self._keep("every so often")
+            self._keep("regular")
 
     def _listen_to_guard(self) -> None:
         """The guard's new alarms, its signals, and whether it has frozen the adapter."""
