@@ -64,13 +64,13 @@ class Versions:
     def __contains__(self, number: int) -> bool:
         return number == 0 or number in self._kept
 
-    def take(self, adapter: Adapter, about: Version) -> None:
-        """Keep the adapter's present state; the oldest beyond `keep` goes."""
+    def take(self, adapter: Adapter, about: Version, spare: int | None = None) -> None:
+        """Keep the adapter's present state; the oldest beyond `keep` goes, but not the one to `spare`."""
         if about.number in self:
             return
         save(adapter, self._path(about.number), {"about": about.to_json()})
         self._kept[about.number] = about
-        for number in sorted(self._kept)[: -self.keep]:
+        for number in sorted(self._kept.keys() - {spare})[: -self.keep]:
             del self._kept[number]
             with suppress(OSError):
                 self._path(number).unlink()

@@ -256,6 +256,9 @@ class Worker(threading.Thread):
                 for item in items:
                     self._answer_all([item])
             return
+        if adapted:
+            self.steps, self.changed = self.steps + 1, True
+            self._moved_to(self.newest + 1)
         logits = logits.float().cpu()
         probabilities, entropy = logits.softmax(1), F.entropy(logits)
         confidence, label = probabilities.max(1)
@@ -318,9 +321,6 @@ class Worker(threading.Thread):
     def _after_call(self, adapted: bool) -> None:
         if adapted:
             core = self.served.core
-            self.steps += 1
-            self.changed = True
-            self._moved_to(self.newest + 1)
             self.watch.adapted(float(core.restored), core.skipped)
         self._listen_to_guard()
         if self.steps - self._snapshot_steps >= self.settings.snapshot_every:
@@ -389,7 +389,7 @@ class Worker(threading.Thread):
     def _go_to(self, version: int, name: str, by: str) -> dict[str, Any]:
         before = self.version
         if before not in self.versions:
-            self._keep(f"before {name}")
+            self._keep(f"before {name}", spare=version)
         self.versions.put_back(self.adapter, version)
         self._alarms = len(getattr(self.adapter, "alarms", ()))
         self._moved_to(version)
@@ -400,13 +400,13 @@ class Worker(threading.Thread):
         self._keep("asked for")
         return self._done("snapshot", by)
 
-    def _keep(self, reason: str) -> None:
-        """Keep the present state as a version. A full disk must not stop service."""
+    def _keep(self, reason: str, spare: int | None = None) -> None:
+        """Keep the present state as a version, and the one to `spare`. A full disk must not stop service."""
         now = self.watch.now
         about = Version(self.version, time.time(), reason, now.get("confidence"), now.get("distance"))
         self._snapshot_steps = self.steps
         try:
-            self.versions.take(self.adapter, about)
+            self.versions.take(self.adapter, about, spare)
         except CheckpointError as error:
             self.watch.metrics.checkpoint_failures.inc()
             log.warning("version %d is not kept: %s", self.version, error)
