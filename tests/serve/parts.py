@@ -91,4 +91,4 @@ def sample(value: float, count: int = 1) -> Tensor:
     return x
 
 
-__all__ = ["Echo", "images", "sample", "same", "settle", "state", "tent", "until", "worker"]
+__all__ = ["Echo", "images", "same", "sample", "settle", "state", "tent", "until", "worker"]

@@ -18,10 +18,10 @@ from petal.checkpoint import CheckpointError, digest
 from petal.errors import InputError
 from petal.serve.versions import NoVersion
 from petal.serve.worker import ADAPT, PREDICT, SOURCE, Busy, Closed, Unanswered, Worker
-from serve.parts import WAIT, Echo, sample, same, settle, state, tent, until, worker
+from serve.parts import WAIT, Echo, same, sample, settle, state, tent, until, worker
 
 
-@pytest.fixture()
+@pytest.fixture
 def echo(tmp_path: Path) -> Iterator[Worker]:
     one = worker(tmp_path, Echo)
     yield one
@@ -314,7 +314,7 @@ class Alarm:
 
 
 class FakeGuard(nn.Module):
-    """The interface of petal.Guard around an adapter: an alarm on every third call, which freezes."""
+    """The interface of petal.Guard around an adapter: an alarm on the third call, which freezes."""
 
     def __init__(self, adapter: petal.Adapter, policy: str = "freeze") -> None:
         super().__init__()
@@ -326,8 +326,8 @@ class FakeGuard(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
-        logits = self.adapter(x)
-        if self.calls % 3 == 0:
+        logits = self.adapter.predict(x) if self.frozen else self.adapter(x)
+        if self.calls == 3:
             self.alarms.append(Alarm(self.calls, "entropy", 0.01, 0.1, self.policy))
             self.frozen = self.policy == "freeze"
         return logits
@@ -360,14 +360,18 @@ def test_what_the_guard_does_is_counted_audited_and_kept_to(tmp_path: Path) -> N
     one.start()
     for _ in range(3):
         assert one.submit(images(4)).result(WAIT).adapted
-    until(lambda: one.frozen)
+    until(lambda: one.watch.metrics.frozen._value.get() == 1)
     assert not one.submit(images(4)).result(WAIT).adapted
     assert one.watch.totals["alarms"] == 1
     entries = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     (entry,) = [e for e in entries if e["by"] == "guard"]
     assert (entry["action"], entry["signal"], entry["value"], entry["limit"]) == ("freeze", "entropy", 0.01, 0.1)
-    text = {s.labels["signal"]: s.value for m in one.watch.metrics.signals.collect() for s in m.samples}
-    assert text == {"entropy": 0.5, "concentration": 3.0}
+
+    def signals() -> dict[str, float]:
+        return {s.labels["signal"]: s.value for m in one.watch.metrics.signals.collect() for s in m.samples}
+
+    until(lambda: signals() == {"entropy": 0.5, "concentration": 4.0})
+    assert one.version == 3, "a guard that rests predicts only"
     one.act("thaw", "test").result(WAIT)
     assert not one.adapter.frozen, "the guard was told too"
     assert one.submit(images(4)).result(WAIT).adapted

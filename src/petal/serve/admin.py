@@ -106,7 +106,7 @@ class Admin:
         return {
             "name": self.settings.name, "method": w.served.row, "guard": self.settings.guard, "petal": __version__,
             "ready": await self.plane.ready(), "version": w.version, "newest": w.newest, "steps": w.steps,
-            "frozen": w.frozen, "queue": w.waiting, "queue_limit": self.settings.waiting,
+            "frozen": w.frozen or w.resting, "queue": w.waiting, "queue_limit": self.settings.waiting,
             "batch_size": self.settings.batch_size, "checkpoint_age": time.time() - w.checkpointed,
             "unsaved": w.changed, "uptime": time.time() - self.began, "time": time.time(),
             "labels": list(self.settings.labels), "device": w.adapter.device.type, "totals": dict(self.watch.totals),

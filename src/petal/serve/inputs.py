@@ -116,6 +116,15 @@ def _checked(value: Any, kind: type, what: str) -> Any:
     return value
 
 
+def plain(parameters: Any) -> dict[str, Any]:
+    """Parameters as plain values; gRPC has those of a request as messages."""
+    out = {}
+    for key, value in (parameters or {}).items():
+        which = value.WhichOneof("parameter_choice") if hasattr(value, "WhichOneof") else None
+        out[key] = value if which is None else getattr(value, which)
+    return out
+
+
 # -- the samples of a request --------------------------------------------------------------------------------------------
 
 
@@ -138,7 +147,8 @@ def samples(request: InferRequest, settings: Settings, unit_pixels: bool) -> Ten
     if shape[0] > settings.samples:
         raise too_large(f"a request may have {settings.samples} samples, got {shape[0]}: send several requests")
     if tensor.datatype == "BYTES":
-        x = _images(tensor, shape, settings)
+        kind = (tensor.parameters or {}).get("content_type", plain(request.parameters).get("content_type"))
+        x = _images(tensor, shape, settings, kind)
     else:
         if shape[1:] != list(settings.input):
             raise Refused(f"the input has shape [n, {', '.join(map(str, settings.input))}], got {shape!r:.100}")
@@ -181,12 +191,9 @@ def _numbers(tensor: InferInput, shape: list[int]) -> NDArray[np.float32]:
     return x / np.float32(255) if tensor.datatype == "UINT8" else x
 
 
-def _images(tensor: InferInput, shape: list[int], settings: Settings) -> NDArray[np.float32]:
-    kind = (tensor.parameters or {}).get("content_type")
-    if kind not in IMAGE_TYPES:
-        raise Refused(
-            "BYTES are images: say so with the input's parameter content_type = \"image\" (PNG or JPEG)", reason="datatype"
-        )
+def _images(tensor: InferInput, shape: list[int], settings: Settings, kind: Any) -> NDArray[np.float32]:
+    if not isinstance(kind, str) or kind not in IMAGE_TYPES:
+        raise Refused('BYTES are images: say so with the parameter content_type = "image" (PNG or JPEG)', reason="datatype")
     if len(settings.input) != 3 or settings.input[0] not in (1, 3):
         raise Refused("this model does not take images", reason="datatype")
     if len(shape) not in (1, 2) or (len(shape) == 2 and shape[1] != 1):

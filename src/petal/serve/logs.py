@@ -43,6 +43,7 @@ def configure(level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
+    logging.captureWarnings(True)
     logging.getLogger("petal").setLevel(level)
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "kserve", "kserve.trace"):
         logger = logging.getLogger(name)

@@ -43,6 +43,11 @@ class Served:
         """The method itself, without what is around it."""
         return inner(self.adapter)
 
+    @property
+    def learns(self) -> bool:
+        """Whether calls change anything: some parameters adapt, or something around the method does."""
+        return bool(self.core.adapted) or self.core is not self.adapter
+
 
 def inner(adapter: Adapter) -> Adapter:
     """The method inside guards and modes."""
@@ -83,9 +88,8 @@ def build(settings: Settings, device: torch.device) -> Served:
     source = Source(model)
     _check_shape(source, settings)
     adapter = fresh()
-    core = inner(adapter)
-    distance = distance_from_start(core)
-    for one in (core, source):
+    distance = distance_from_start(inner(adapter))
+    for one in (adapter, source):
         _accelerate(one, settings)
     return Served(adapter, source, fresh, row.name, classes, expected_input(model) == UNIT_PIXELS, distance)
 

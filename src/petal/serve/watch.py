@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +107,11 @@ class History:
         return self.rows[-1]
 
 
+def number(value: float) -> float | None:
+    """A number as JSON can hold it: None for NaN and infinity."""
+    return float(value) if math.isfinite(value) else None
+
+
 class Watch:
     """Everything the worker tells about its batches."""
 
@@ -148,8 +153,9 @@ class Watch:
         self.now["disagreement"] = disagreement
         if distance is not None:
             self.metrics.drift.set(distance)
-            self.history.add(distance=distance)
-            self.now["distance"] = distance
+            self.now["distance"] = number(distance)
+            if math.isfinite(distance):
+                self.history.add(distance=distance)
         self.images.extend(images)
 
     def adapted(self, restored: float, skipped: int) -> None:
@@ -163,11 +169,11 @@ class Watch:
         self.metrics.alarms.labels(signal, action).inc()
         self.totals["alarms"] += 1
 
-    def signals(self, values: dict[str, float]) -> None:
+    def signals(self, values: Mapping[str, float]) -> None:
         """What the guard watches."""
         for name, value in values.items():
             self.metrics.signals.labels(name).set(value)
-        self.now["guard"] = values
+        self.now["guard"] = {name: number(value) for name, value in values.items()}
 
     def state(self, version: int, frozen: bool) -> None:
         """Which weights are in service, and whether they move."""

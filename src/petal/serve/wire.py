@@ -90,7 +90,7 @@ class AdaptiveModel(InferenceModel):        # type: ignore[misc]
         protocol = "grpc" if body.from_grpc else "rest"
         target, status = "none", "error"
         try:
-            target = self.target(body.model_version, _plain(body.parameters))
+            target = self.target(body.model_version, inputs.plain(body.parameters))
             inputs.check_outputs(body)
             answer = await self.answer(body, target)
             status = "ok"
@@ -146,15 +146,6 @@ def _size(request: InferRequest) -> int:
             return INLINE + 1
         size += len(tensor._raw_data) if tensor._raw_data is not None else 8 * len(tensor.data or ())
     return size
-
-
-def _plain(parameters: Any) -> dict[str, Any]:
-    """Parameters of a request as plain values; gRPC has them as messages."""
-    out = {}
-    for key, value in (parameters or {}).items():
-        which = value.WhichOneof("parameter_choice") if hasattr(value, "WhichOneof") else None
-        out[key] = value if which is None else getattr(value, which)
-    return out
 
 
 class Plane(DataPlane):                     # type: ignore[misc]

@@ -27,7 +27,7 @@ from petal.serve.logs import Audit
 from petal.serve.model import Served
 from petal.serve.settings import Settings
 from petal.serve.versions import NoVersion, Version, Versions
-from petal.serve.watch import IMAGES, Seen, Watch
+from petal.serve.watch import IMAGES, Seen, Watch, number
 
 log = logging.getLogger(__name__)
 
@@ -165,6 +165,11 @@ class Worker(threading.Thread):
                 item.future.set_exception(Closed())
 
     @property
+    def resting(self) -> bool:
+        """Whether a guard has stopped adaptation, for a while or until it is thawed."""
+        return bool(getattr(self.adapter, "frozen", False))
+
+    @property
     def closing(self) -> bool:
         """Whether nothing more is accepted."""
         return self._closing
@@ -180,7 +185,7 @@ class Worker(threading.Thread):
             self.frozen = bool(extra["frozen"])
         self._snapshot_steps = self.steps
         self._alarms = len(getattr(self.adapter, "alarms", ()))
-        self.watch.state(self.version, self.frozen)
+        self.watch.state(self.version, self.frozen or self.resting)
         self.audit.write("start", "server", version=self.version, resumed=extra is not None, frozen=self.frozen)
         return extra is not None
 
@@ -287,8 +292,8 @@ class Worker(threading.Thread):
         if target == PREDICT or (target == ADAPT and self.frozen):
             return self.adapter.predict(x), str(self.version), False
         if target == ADAPT:
-            version = str(self.version)
-            return self.adapter(x), version, bool(self.served.core.adapted)
+            learns = not self.resting and self.served.learns
+            return self.adapter(x), str(self.version), learns
         if int(target) == self.version:
             return self.adapter.predict(x), target, False
         return self._view(int(target)).predict(x), target, False
@@ -334,19 +339,16 @@ class Worker(threading.Thread):
             return
         for alarm in alarms[self._alarms :]:
             self.watch.alarm(alarm.signal, alarm.action)
-            self.audit.write(
-                alarm.action, "guard", signal=alarm.signal, value=alarm.value, limit=alarm.limit, version=self.version
-            )
+            values = {"value": number(alarm.value), "limit": number(alarm.limit)}
+            self.audit.write(alarm.action, "guard", signal=alarm.signal, version=self.version, **values)
         self._alarms = len(alarms)
-        self.watch.signals({name: float(value) for name, value in guard.status().items()})
-        if getattr(guard, "frozen", False) and not self.frozen:
-            self.frozen = True
-            self.watch.state(self.version, True)
+        self.watch.signals(guard.status())
+        self.watch.state(self.version, self.frozen or self.resting)
 
     def _moved_to(self, version: int) -> None:
         self.version = version
         self.newest = max(self.newest, version)
-        self.watch.state(self.version, self.frozen)
+        self.watch.state(self.version, self.frozen or self.resting)
 
     # Admin actions: on this thread, between batches
 
@@ -412,7 +414,7 @@ class Worker(threading.Thread):
             log.warning("version %d is not kept: %s", self.version, error)
 
     def _done(self, name: str, by: str, **about: Any) -> dict[str, Any]:
-        self.watch.state(self.version, self.frozen)
+        self.watch.state(self.version, self.frozen or self.resting)
         self.changed = True
         self.audit.write(name, by, version=self.version, frozen=self.frozen, **about)
         self._checkpoint()

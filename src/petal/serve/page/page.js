@@ -200,7 +200,7 @@ function versions(list, current) {
 function audit(list) {
   $("audit").replaceChildren(...list.map(entry => {
     const where = entry.before !== undefined ? ` ${entry.before} → ${entry.version}` : `, version ${entry.version}`;
-    const why = entry.signal ? `: ${entry.signal} ${small(entry.value)} beyond ${small(entry.limit)}` : entry.resumed ? ", from the last checkpoint" : "";
+    const why = entry.signal ? `: ${entry.signal} ${entry.value === null ? "not finite" : small(entry.value)}` : entry.resumed ? ", from the last checkpoint" : "";
     return make("li", {}, make("time", { datetime: entry.time }, clock(Date.parse(entry.time) / 1000, true)), `${entry.action}${where}${why} (${entry.by})`);
   }));
 }
