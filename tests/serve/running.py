@@ -28,7 +28,8 @@ class Running:
         (folder / "serve.json").unlink(missing_ok=True)
         self.log = folder / "log.jsonl"
         ports = ["--http-port", "0", "--grpc-port", "0", "--admin-port", "0", "--folder", str(folder)]
-        command = [sys.executable, "-c", "from petal.cli import main; main()", "serve", *(["--demo"] if demo else []), *ports, *options]
+        command = [sys.executable, "-c", "from petal.cli import main; main()", "serve"]
+        command += [*(["--demo"] if demo else []), *ports, *options]
         with self.log.open("ab") as file, (folder / "out.txt").open("ab") as out:
             self.process = subprocess.Popen(command, stdout=out, stderr=file, env={**os.environ, "OMP_NUM_THREADS": "1"})
         end = time.monotonic() + SECONDS

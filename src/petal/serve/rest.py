@@ -94,7 +94,7 @@ def public_app(plane: Plane, settings: Settings, registry: CollectorRegistry) ->
     """The application on the public port."""
     app = FastAPI(title="petal", version=__version__, docs_url=None, redoc_url=None)
     e = Endpoints(plane, settings)
-    body = {"required": True, "content": {"application/json": {"schema": schema.InferenceRequest.model_json_schema()}}}
+    body = {"required": True, "content": {"application/json": {"schema": request_schema()}}}
     refused: dict[int | str, dict[str, Any]] = {
         status: {"description": text}
         for status, text in ((400, "Invalid"), (404, "No such model or version"), (408, "Slow"), (413, "Too large"),
@@ -119,6 +119,23 @@ def public_app(plane: Plane, settings: Settings, registry: CollectorRegistry) ->
     add_refusals(app)
     app.add_middleware(AccessLog, port="public")
     return app
+
+
+def request_schema() -> Any:
+    """KServe's schema of a request in one piece: references of its own would point nowhere in the whole document."""
+    whole = schema.InferenceRequest.model_json_schema()
+    parts = whole.pop("$defs")
+
+    def inlined(node: Any) -> Any:
+        if isinstance(node, list):
+            return [inlined(one) for one in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            return inlined(parts[node["$ref"].rpartition("/")[2]])
+        return {key: inlined(value) for key, value in node.items()}
+
+    return inlined(whole)
 
 
 def metrics_endpoint(registry: CollectorRegistry) -> Any:
