@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,9 +99,8 @@ def test_a_batch_that_breaks_is_told_and_the_next_is_served(echo: Worker) -> Non
 
 
 def test_a_full_queue_is_busy_and_says_for_how_long(tmp_path: Path) -> None:
-    one = worker(tmp_path, Echo, queue=12)
-    for _ in range(4):
-        one.submit(sample(0.6, 3))
+    one = worker(tmp_path, Echo, queue=5)
+    one.submit(sample(0.6, 12))                   # an empty queue takes any request
     with pytest.raises(Busy):
         one.check_room()
     with pytest.raises(Busy, match="queue is full") as error:
@@ -258,6 +258,20 @@ def test_checkpoints_come_by_themselves_and_a_full_disk_does_not_stop_service(
     until(lambda: one.watch.metrics.checkpoint_failures._value.get() > 0)
     assert one.submit(images(4)).result(WAIT).adapted
     assert one.checkpointed == written
+
+
+def test_an_idle_worker_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when its last checkpoint is long ago: it waits to be told, and does not look again and again."""
+    one = worker(tmp_path, checkpoint_seconds=0.1)
+    looks: list[float] = []
+    inner = one._seconds_to_checkpoint
+    monkeypatch.setattr(one, "_seconds_to_checkpoint", lambda: looks.append(0.0) or inner())
+    one.start()
+    settle([one.submit(images(4))])
+    until(lambda: not one.changed)
+    before = len(looks)
+    time.sleep(0.5)
+    assert len(looks) - before <= 3
 
 
 def test_the_end_answers_what_was_accepted_and_nothing_else(tmp_path: Path) -> None:

@@ -11,20 +11,50 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRouter
 from prometheus_client import CollectorRegistry, exposition
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from petal._version import __version__
+from petal.errors import PetalError
 from petal.serve import inputs
-from petal.serve._kserve import ModelNotFound, V2Endpoints, schema
+from petal.serve._kserve import InvalidInput, ModelNotFound, V2Endpoints, schema
 from petal.serve.http import AccessLog, Memory, read_body
 from petal.serve.inputs import Refused
 from petal.serve.settings import Settings
-from petal.serve.wire import INLINE, Plane, refusal
-from petal.serve.worker import SOURCE
+from petal.serve.wire import INLINE, AdaptiveModel, Plane, refusal
+from petal.serve.worker import SOURCE, Busy, Closed
 
 log = logging.getLogger(__name__)
 
 HEAD = "inference-header-content-length"
-CLOSING = frozenset({408, 413, 415, 503})   # the body may be unread: what follows on the connection is not a request
+CLOSING = frozenset({408, 413, 415})       # the body may be unread: what follows on the connection is not a request
+
+
+class Door:
+    """Turns requests away while the queue is full, before anything else is done for them."""
+
+    def __init__(self, app: ASGIApp, model: AdaptiveModel) -> None:
+        self.app, self.model = app, model
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it."""
+        if scope["type"] == "http" and scope["method"] == "POST" and scope["path"].endswith("/infer"):
+            try:
+                self.model.worker.check_room()
+            except (Busy, Closed) as error:
+                found = refusal(error)
+                assert found is not None
+                self.model.watch.refused(found.reason)
+                await refused(found)(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+
+def refused(found: Refused) -> Response:
+    """A refusal as {"error": text} with its status and headers."""
+    headers = {"connection": "close"} if found.status in CLOSING or found.reason == "closing" else {}
+    if found.retry_after is not None:
+        headers["retry-after"] = str(found.retry_after)
+    return JSONResponse({"error": str(found)}, found.status, headers)
 
 
 class Endpoints(V2Endpoints):               # type: ignore[misc]
@@ -62,7 +92,6 @@ class Endpoints(V2Endpoints):               # type: ignore[misc]
         with self.memory.counted() as share:
             try:
                 self._check(model_name, model_version)
-                self.dataplane.model.worker.check_room()
                 body = await read_body(request, self.settings, share)
                 arguments = (body, request.headers.get(HEAD), model_name, model_version)
                 if len(body) > INLINE:
@@ -117,6 +146,7 @@ def public_app(plane: Plane, settings: Settings, registry: CollectorRegistry) ->
     app.include_router(router)
     app.add_api_route("/metrics", metrics_endpoint(registry), methods=["GET"], response_model=None)
     add_refusals(app)
+    app.add_middleware(Door, model=plane.model)
     app.add_middleware(AccessLog, port="public")
     return app
 
@@ -156,10 +186,7 @@ def add_refusals(app: FastAPI) -> None:
         if found is None:
             log.error("a request failed", exc_info=error)
             return JSONResponse({"error": "internal error: see the server's log"}, 500)
-        headers = {"connection": "close"} if found.status in CLOSING else {}
-        if found.retry_after is not None:
-            headers["retry-after"] = str(found.retry_after)
-        return JSONResponse({"error": str(found)}, found.status, headers)
+        return refused(found)
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -171,15 +198,6 @@ def add_refusals(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(Exception, refuse)
-    for kind in _KINDS:
+    for kind in (PetalError, InvalidInput, ModelNotFound):
         app.add_exception_handler(kind, refuse)
 
-
-def _kinds() -> tuple[type[Exception], ...]:
-    from petal.errors import PetalError
-    from petal.serve._kserve import InvalidInput
-
-    return PetalError, InvalidInput, ModelNotFound
-
-
-_KINDS = _kinds()

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from petal.serve.worker import Worker
 
 log = logging.getLogger(__name__)
 
+SWITCH_SECONDS = 2e-4                       # a network of many small layers would keep the ports waiting 5 ms each time
 LAST_SECONDS = 4.0                          # for the batch that is being computed and its checkpoint, after the draining
 
 
@@ -71,6 +73,7 @@ def run(settings: Settings, device: torch.device, started: Callable[[Addresses],
         except CheckpointError as error:
             raise ConfigError(f"{error}. Give another --folder, or the settings this one was begun with") from error
         token, token_file = read_token(settings)
+        sys.setswitchinterval(SWITCH_SECONDS)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, worker, watch, token, token_file, resumed, started))
         audit.close()

@@ -42,7 +42,7 @@ class Settings:
     # batches
     batch_size: int = 50                    # samples
     delay_ms: float = 10.0                  # how long the first request of a batch waits for others
-    queue: int | None = None                # samples that may wait; None: one batch
+    queue: int | None = None                # samples that may wait, or one request if it has more; None: one batch
     # limits
     request_samples: int | None = None      # None: a whole batch
     max_body: int | None = None             # bytes of a request; None: from the sizes above
@@ -90,11 +90,6 @@ class Settings:
             raise ConfigError(f"input is the shape of one sample, such as 3,32,32; got {self.input!r}")
         if not self.name or not all(c.isalnum() or c in "-_." for c in self.name):
             raise ConfigError(f"name is part of the address: letters, digits, - _ . only; got {self.name!r}")
-        if self.samples > self.waiting:
-            raise ConfigError(
-                f"a request may have {self.samples} samples and the queue holds {self.waiting}: give a longer queue, or "
-                "a smaller request_samples"
-            )
         if self.samples > self.batch_size:
             raise ConfigError(f"request_samples is at most batch_size ({self.batch_size}), got {self.samples}")
 

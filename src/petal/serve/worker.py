@@ -111,8 +111,8 @@ class Worker(threading.Thread):
         with self._change:
             if self._closing:
                 raise Closed
-            if self.waiting + len(x) > self.settings.waiting:
-                raise Busy(self.retry_after())
+            if self.waiting and self.waiting + len(x) > self.settings.waiting:
+                raise Busy(self.retry_after())      # a queue that is empty takes any request
             self._queue.append(item)
             self.waiting += len(x)
             self._change.notify()
@@ -216,7 +216,7 @@ class Worker(threading.Thread):
                 elif self._closing:
                     return None
                 else:
-                    self._change.wait(self._seconds_to_checkpoint())
+                    self._change.wait(self._seconds_to_checkpoint() if self.changed else None)
                     if self.changed and self._seconds_to_checkpoint() == 0:
                         return True
 
