@@ -74,7 +74,7 @@ class Target:
 
 
 def run(
-    folder: Path, weights: Path, seconds: float = 5.0, clients: int = 12, options: Sequence[str] = (),
+    folder: Path, weights: Path, seconds: float = 5.0, clients: int = 8, options: Sequence[str] = (),
     progress: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Row]:  # fmt: skip
     """Measure each target alone and with many clients, then adaptation at twice its capacity.

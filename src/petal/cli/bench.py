@@ -76,7 +76,7 @@ def bench_corruptions(
 @app.command("serve")
 def bench_serve(
     seconds: Annotated[float, typer.Option(help="Of each load.", min=0.1)] = 5.0,
-    clients: Annotated[int, typer.Option(help="Clients at once.", min=1)] = 12,
+    clients: Annotated[int, typer.Option(help="Clients at once.", min=1)] = 8,
     folder: Annotated[Path, typer.Option(help="Folder for the servers.")] = Path("runs/bench-serve"),
     option: Annotated[list[str] | None, typer.Option(help="Of petal serve, as --queue=25; may be repeated.")] = None,
     out: Json = None,
