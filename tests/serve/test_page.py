@@ -1,11 +1,9 @@
 """The live page in a real browser: the one that the system has, driven by playwright."""
 
-import os
 import shutil
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,6 @@ playwright = pytest.importorskip("playwright.sync_api", reason="playwright is no
 BROWSER = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no browser here: apt-get install chromium")
 
-SHOTS = os.environ.get("PETAL_SCREENSHOTS")     # a folder to leave pictures of the page in
 SECONDS = 60_000
 
 
@@ -96,9 +93,6 @@ def test_numbers_move_while_a_stream_is_served(browser: Any, server: Running, st
     assert "–" not in page.locator(".tile").nth(1).inner_text()
     assert page.inner_text("#state") == "adapting"
     assert page.errors == []
-    if SHOTS:
-        page.wait_for_timeout(8000)
-        page.screenshot(path=Path(SHOTS) / "serve-page.png", full_page=True)
     page.context.close()
 
 
@@ -146,9 +140,6 @@ def test_a_phone_shows_everything_in_its_width(browser: Any, server: Running, st
     assert min(box["height"] for box in boxes) >= 32
     assert max(box["x"] + box["width"] for box in boxes) <= 360, "roll back is in reach"
     assert page.errors == []
-    if SHOTS:
-        page.wait_for_timeout(3000)
-        page.screenshot(path=Path(SHOTS) / f"serve-phone-{scheme}.png", full_page=True)
     page.context.close()
 
 

@@ -1,15 +1,17 @@
 """History, audit log and versions by themselves."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from petal.checkpoint import CheckpointError
 from petal.serve.logs import Audit
 from petal.serve.versions import NoVersion, Version, Versions
-from petal.serve.watch import FIELDS, History, Metrics, Watch
+from petal.serve.watch import FIELDS, WINDOW, History, Metrics, Seen, Watch
 from serve.parts import images, same, state, tent
 
 
@@ -34,10 +36,24 @@ def test_history_has_a_row_a_second() -> None:
 def test_numbers_that_json_cannot_hold_are_left_out() -> None:
     watch = Watch(Metrics(8, (("model", "m"),)))
     watch.signals({"entropy": math.nan, "distance": math.inf, "update": 1.0})
-    watch.compared(0.5, math.nan, [])
+    one = Seen(np.zeros((3, 2, 2), np.float32), 1, 0.9, 2, 0.8, "4", 1.0)
+    watch.compared([one, dataclasses.replace(one, source_label=1)], math.nan)
     assert json.loads(json.dumps(watch.now, allow_nan=False)) == {
         "guard": {"entropy": None, "distance": None, "update": 1.0}, "disagreement": 0.5, "distance": None,
     }  # fmt: skip
+
+
+def test_means_are_over_about_a_hundred_samples() -> None:
+    """A batch of n samples counts as n single ones."""
+    whole, single = (Watch(Metrics(8, (("model", "m"),))) for _ in range(2))
+    whole.predicted(0.5, 1.0, 10)
+    whole.predicted(0.9, 2.0, 30)
+    single.predicted(0.5, 1.0, 1)
+    for _ in range(30):
+        single.predicted(0.9, 2.0, 1)
+    weight = (1 - 1 / WINDOW) ** 30
+    assert whole.now["confidence"] == pytest.approx(weight * 0.5 + (1 - weight) * 0.9)
+    assert single.now == pytest.approx(whole.now)
 
 
 def test_the_audit_log_is_appended_to(tmp_path: Path) -> None:

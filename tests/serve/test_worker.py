@@ -336,7 +336,7 @@ class FakeGuard(nn.Module):
         self.alarms: list[Alarm] = []
         self.frozen, self.calls = False, 0
         self.device, self.dtype = adapter.device, adapter.dtype
-        self.model, self.adapted = adapter.model, adapter.adapted
+        self.model, self.adapted, self.kind = adapter.model, adapter.adapted, "Guard(Tent)"
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1

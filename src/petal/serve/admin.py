@@ -128,7 +128,7 @@ class Admin:
 
     async def live(self, since: float = 0.0, seen: float = 0.0) -> dict[str, Any]:
         """All that the page shows: history after `since`, and images if there are newer ones than `seen`."""
-        images = list(self.watch.images)
+        images = [one for one in list(self.watch.images) if one.pixels.ndim == 3]
         newest = images[-1].time if images else 0.0
         if newest > self._encoded[0]:
             encode = asyncio.get_running_loop().run_in_executor

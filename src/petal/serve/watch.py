@@ -4,7 +4,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 SECONDS = 900                               # of history for the page
 IMAGES = 12                                 # latest images for the page
+WINDOW = 100                                # samples that a mean is about
 LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -49,10 +50,10 @@ class Metrics:
         self.batch_seconds = Histogram(
             "petal_batch_seconds", "Seconds the worker spent on a batch", ["target"], buckets=LATENCY, registry=r
         )
-        self.confidence = Gauge("petal_confidence", "Mean probability of the label, last batch", registry=r)
-        self.entropy = Gauge("petal_entropy_nats", "Mean predictive entropy, last batch", registry=r)
+        self.confidence = Gauge("petal_confidence", "Mean probability of the label, about the last 100 samples", registry=r)
+        self.entropy = Gauge("petal_entropy_nats", "Mean predictive entropy, about the last 100 samples", registry=r)
         self.disagreement = Gauge(
-            "petal_source_disagreement_ratio", "Share of labels that differ from the source's, last comparison", registry=r
+            "petal_source_disagreement_ratio", "Share of labels that are not the source's, about 100 samples", registry=r
         )
         self.drift = Gauge(
             "petal_source_distance", "Root mean square distance of the weights from where they started", registry=r
@@ -120,6 +121,7 @@ class Watch:
         self.history = History()
         self.images: deque[Seen] = deque(maxlen=IMAGES)
         self.now: dict[str, Any] = {}       # last values, for the page
+        self._means: dict[str, float] = {}
         self.totals = {"requests": 0, "samples": 0, "refused": 0, "alarms": 0}
 
     def refused(self, reason: str) -> None:
@@ -139,15 +141,18 @@ class Watch:
         self.totals["samples"] += samples
         self.now["batch_ms"], self.now["batch_samples"] = 1000 * seconds, samples
 
-    def predicted(self, confidence: float, entropy: float) -> None:
-        """How sure the adapted network was of its last batch."""
+    def predicted(self, confidence: float, entropy: float, samples: int) -> None:
+        """How sure the adapted network was of a batch, on the mean."""
+        confidence, entropy = self._mean("confidence", confidence, samples), self._mean("entropy", entropy, samples)
         self.metrics.confidence.set(confidence)
         self.metrics.entropy.set(entropy)
         self.history.add(confidence=confidence, entropy=entropy)
         self.now |= {"confidence": confidence, "entropy": entropy}
 
-    def compared(self, disagreement: float, distance: float | None, images: Iterable[Seen]) -> None:
-        """The last batch against the source."""
+    def compared(self, images: Sequence[Seen], distance: float | None) -> None:
+        """The latest images with both predictions, and how far the weights have gone."""
+        differ = sum(one.label != one.source_label for one in images) / len(images)
+        disagreement = self._mean("disagreement", differ, len(images))
         self.metrics.disagreement.set(disagreement)
         self.history.add(disagreement=disagreement)
         self.now["disagreement"] = disagreement
@@ -157,6 +162,12 @@ class Watch:
             if math.isfinite(distance):
                 self.history.add(distance=distance)
         self.images.extend(images)
+
+    def _mean(self, name: str, value: float, samples: int) -> float:
+        """A mean over about the last `WINDOW` samples: single ones say little."""
+        weight = (1 - 1 / WINDOW) ** samples
+        self._means[name] = out = weight * self._means.get(name, value) + (1 - weight) * value
+        return out
 
     def adapted(self, restored: float, skipped: int) -> None:
         """A step was made."""

@@ -99,6 +99,7 @@ class Worker(threading.Thread):
         self._closing = False
         self._rate = 0.0                    # samples a second while at work
         self._compared = -math.inf
+        self._latest: deque[tuple[Tensor, int, float, str]] = deque(maxlen=IMAGES)
         self._alarms = 0
         self._viewer: tuple[int, Adapter] | None = None
         self._snapshot_steps = 0
@@ -280,7 +281,7 @@ class Worker(threading.Thread):
             cut = logits[part].numpy(), probabilities[part].numpy(), label[part].numpy(), entropy[part].numpy()
             item.future.set_result(Answer(*cut, version, adapted))
         if target in (ADAPT, PREDICT) and bool(finite.all()):
-            self.watch.predicted(float(confidence.mean()), float(entropy.mean()))
+            self.watch.predicted(float(confidence.mean()), float(entropy.mean()), len(x))
             self._compare(x, label, confidence, version)
         if target == ADAPT and not self.frozen:
             self._after_call(adapted)
@@ -310,18 +311,22 @@ class Worker(threading.Thread):
         return self._viewer[1]
 
     def _compare(self, x: Tensor, label: Tensor, confidence: Tensor, version: str) -> None:
-        """Every now and then, what the source makes of the same batch, and how far the weights have gone."""
+        """Every now and then, what the source makes of the latest samples, and how far the weights have gone."""
+        self._latest.extend(zip(x, label.tolist(), confidence.tolist(), [version] * len(x), strict=True))
         now = time.monotonic()
         if now - self._compared < self.settings.compare_seconds:
             return
         self._compared = now
-        source = self.served.source.predict(x).float().cpu().softmax(1).max(1)
-        disagreement = float((source.indices != label).float().mean())
-        distance = None if self.served.distance is None else self.served.distance()
-        last = slice(max(0, len(x) - IMAGES), len(x)) if x.dim() == 4 else slice(0)
-        columns = (x[last].float().cpu().numpy(), *(t[last].tolist() for t in (label, confidence, *reversed(source))))
-        images = [Seen(*row, version, time.time()) for row in zip(*columns, strict=True)]  # type: ignore[call-arg]
-        self.watch.compared(disagreement, distance, images)
+        latest = list(self._latest)
+        self._latest.clear()
+        source = self.served.source.predict(torch.stack([one[0] for one in latest])).float().cpu().softmax(1).max(1)
+        images = [
+            Seen(pixels.float().cpu().numpy(), label, probability, source_label, source_probability, version, time.time())
+            for (pixels, label, probability, version), source_label, source_probability in zip(
+                latest, source.indices.tolist(), source.values.tolist(), strict=True
+            )
+        ]
+        self.watch.compared(images, None if self.served.distance is None else self.served.distance())
 
     def _after_call(self, adapted: bool) -> None:
         if adapted:
