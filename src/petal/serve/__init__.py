@@ -5,6 +5,7 @@
     worker     the one thread that owns the weights: batches, versions, admin actions, checkpoints
     versions   snapshots of the adapter that can be listed and rolled back to
     watch      numbers for Prometheus and the live page
+    logs       JSON lines, and the audit log
     inputs     requests to tensors, and everything that can be wrong with one
     wire       answers and refusals in the protocol's words
     http       connections: time and size limits before anything is read
@@ -12,7 +13,7 @@
     admin      the second port: token, versions, the live page
     server     all of it in one process, from start to SIGTERM
 
-Only `wire`, `rest`, `rpc`, `http`, `admin` and `server` need the extra `petal-tta[serve]`.
+All but `settings` need the extra `petal-tta[serve]`.
 """
 
 from petal.serve.settings import Settings, read_toml
