@@ -27,7 +27,7 @@ def server(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
     """One server for all tests that leave it in order; limits are small so that they can be met."""
     folder = with_source(tmp_path_factory.mktemp("server"), source)
     options = ["--set", "petal.views=2", "--snapshot-every", "5", "--compare-seconds", "0", "--read-seconds", "3"]
-    with Running(folder, [*options, "--max-body", "1500000", "--max-pixels", "100000"]) as one:
+    with Running(folder, [*options, "--max-body", "1500000", "--max-pixels", "100000", "--queue", "50"]) as one:
         yield one
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from petal.errors import ConfigError
 from petal.serve.admin import ACTIONS, read_token
 from petal.serve.settings import Settings
+from serve.parts import until
 from serve.running import Running
 
 Array = NDArray[np.float32]
@@ -85,6 +86,7 @@ def test_actions_that_make_no_sense(server: Running, path: str, body: str, statu
 
 def test_the_status_tells_where_the_server_stands(server: Running, x: Array) -> None:
     server.infer(x[:4])
+    until(lambda: server.ask("GET", "/api/live")["images"] is not None)      # compared after the answer
     live = server.ask("GET", "/api/live")
     assert live["status"]["version"] == server.digest()["version"]
     assert live["status"]["totals"]["samples"] >= 4

@@ -144,7 +144,11 @@ CASES: dict[str, tuple[Any, int]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_refused_with_a_reason(unharmed: Running, name: str) -> None:
     (body, headers), expected = CASES[name]
-    status, _, answer = unharmed.request("POST", infer_path(), body, headers)
+    try:
+        status, _, answer = unharmed.request("POST", infer_path(), body, headers)
+    except (BrokenPipeError, ConnectionResetError):
+        assert len(body) > 1_500_000, "only a body that is too long may see its connection closed before all of it is sent"
+        return
     assert status == expected, answer
     assert json.loads(answer)["error"]
 
