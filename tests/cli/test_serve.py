@@ -1,5 +1,6 @@
 """The options of `petal serve` reach the server; the server itself is tested in tests/serve."""
 
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,15 @@ def test_the_demo_needs_nothing_else(given: list[Settings], tmp_path: Path) -> N
     assert (settings.name, settings.recipe, settings.labels) == ("digits", "digits", tuple("0123456789"))
     assert settings.weights == tmp_path / "source" / "network.safetensors"
     assert settings.posterior == tmp_path / "source" / "posterior.safetensors"
+
+
+def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    monkeypatch.delitem(sys.modules, "petal.serve.server")
+    monkeypatch.delattr("petal.serve.server")
+    result = CliRunner().invoke(app, ["--demo"])
+    assert isinstance(result.exception, ConfigError)
+    assert "pip install 'petal-tta[serve]'" in str(result.exception)
 
 
 @pytest.mark.parametrize(

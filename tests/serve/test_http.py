@@ -56,7 +56,7 @@ def test_connections_beyond_the_limit_are_closed() -> None:
         writer.write(GET)
         assert (await reader.readuntil(b"hi")).startswith(b"HTTP/1.1 200"), "there is room again"
 
-    with_server(Settings(connections=2), use)
+    with_server(Settings(connections=2, read_seconds=600.0), use)
 
 
 def test_idle_and_silent_connections_are_closed() -> None:

@@ -44,6 +44,15 @@ def test_bytes_are_pixels_of_255() -> None:
     assert np.array_equal(raw.numpy(), text.numpy())
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_stop_here(value: float) -> None:
+    x = np.zeros((2, 3, 4, 6), np.float32)
+    x[1, 2, 3, 4] = value
+    tensor = {"name": "input", "shape": [2, 3, 4, 6], "datatype": "FP32", "parameters": {"binary_data_size": x.nbytes}}
+    with pytest.raises(Refused, match="1 of 2 samples have NaN or Inf"):
+        samples(request(tensor, x.tobytes()), SETTINGS, False)
+
+
 def test_only_networks_for_pixels_ask_for_pixels() -> None:
     x = np.full((1, 3, 4, 6), -3.0, np.float32)
     asked = request({"name": "input", "shape": [1, 3, 4, 6], "datatype": "FP32", "data": x.reshape(-1).tolist()})

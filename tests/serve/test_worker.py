@@ -240,6 +240,17 @@ def test_a_restart_continues_from_the_checkpoint_exactly(tmp_path: Path) -> None
     assert np.allclose(two.submit(images(4, seed=3)).result(WAIT).logits, expected.numpy(), atol=1e-6)
 
 
+def test_an_action_is_on_the_disk_when_it_is_answered(tmp_path: Path) -> None:
+    """Nothing but the action has changed since the last checkpoint, and the process may be killed right after it."""
+    one = worker(tmp_path)
+    one.start()
+    settle([one.submit(images(4))])
+    one.act("checkpoint", "test").result(WAIT)
+    one.act("freeze", "test").result(WAIT)
+    two = worker(tmp_path)
+    assert (two.version, two.frozen) == (1, True)
+
+
 def test_checkpoints_come_by_themselves_and_a_full_disk_does_not_stop_service(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

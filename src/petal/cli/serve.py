@@ -90,7 +90,10 @@ def serve(
         "token_file": token_file, "folder": folder, "checkpoint_seconds": checkpoint_seconds,
         "snapshot_every": snapshot_every, "snapshots": snapshots, "compare_seconds": compare_seconds,
     }  # fmt: skip
-    from petal.serve import logs, server  # KServe takes seconds to import, and is there with the extra only
+    try:
+        from petal.serve import logs, server  # KServe takes seconds to import, and is there with the extra only
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the server needs its extra: pip install 'petal-tta[serve]' ({error})") from error
 
     console = Console(stderr=True)
     chosen = demo_settings() if demo else Settings()

@@ -4,8 +4,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from petal.errors import ConfigError
-
 
 @contextmanager
 def _no_arguments() -> Iterator[None]:
@@ -17,21 +15,18 @@ def _no_arguments() -> Iterator[None]:
         sys.argv = before
 
 
-try:
-    with _no_arguments():
-        from kserve import InferInput, InferOutput, InferRequest, InferResponse, ModelRepository
-        from kserve.errors import InvalidInput, ModelNotFound, ModelNotReady
-        from kserve.model import InferenceModel
-        from kserve.protocol.dataplane import DataPlane
-        from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
-        from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
-        from kserve.protocol.grpc.servicer import InferenceServicer
-        from kserve.protocol.infer_type import RequestedOutput
-        from kserve.protocol.model_repository_extension import ModelRepositoryExtension
-        from kserve.protocol.rest import v2_datamodels as schema
-        from kserve.protocol.rest.v2_endpoints import V2Endpoints
-except ImportError as error:
-    raise ConfigError(f"the server needs its extra: pip install 'petal-tta[serve]' ({error})") from error
+with _no_arguments():
+    from kserve import InferInput, InferOutput, InferRequest, InferResponse, ModelRepository
+    from kserve.errors import InvalidInput, ModelNotFound, ModelNotReady
+    from kserve.model import InferenceModel
+    from kserve.protocol.dataplane import DataPlane
+    from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
+    from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
+    from kserve.protocol.grpc.servicer import InferenceServicer
+    from kserve.protocol.infer_type import RequestedOutput
+    from kserve.protocol.model_repository_extension import ModelRepositoryExtension
+    from kserve.protocol.rest import v2_datamodels as schema
+    from kserve.protocol.rest.v2_endpoints import V2Endpoints
 
 __all__ = [
     "DataPlane",
