@@ -25,6 +25,31 @@ from serve.running import Running, infer_path, json_body
 Array = NDArray[np.float32]
 
 
+SLOW = """
+import time
+import petal
+
+
+class Slow(petal.Adapter):
+    '''Predicts by the network, moves one bias a little at every step, and takes `seconds` for it.'''
+
+    def __init__(self, model, seconds: float = 0.2):
+        super().__init__(model, batch_statistics=False)
+        self.seconds = seconds
+        name, bias = list(self.model.named_parameters())[-1]
+        self.adapt({name: bias}, lr=1e-3)
+
+    def step(self, x):
+        time.sleep(self.seconds)
+        logits = self.prediction(x)
+        self.update(logits.sum())
+        return logits.detach()
+
+
+petal.METHODS["slow"] = Slow
+"""
+
+
 class Load:
     """Threads that send one request after the other, and note how each ended."""
 
@@ -118,14 +143,12 @@ def test_sigterm_under_load_loses_no_accepted_request(fresh_folder: Path, x: Arr
 
 
 def test_a_second_sigterm_refuses_what_waits_and_still_checkpoints(fresh_folder: Path, x: Array) -> None:
-    plugin = Path(__file__).with_name("slow_method.py")
     config = fresh_folder / "serve.toml"
-    source = fresh_folder / "source"
+    (fresh_folder / "slow.py").write_text(SLOW)
     config.write_text(
-        f'name = "digits"\nrecipe = "digits"\nweights = "source/network.safetensors"\nmethod = "slow"\nplugin = "{plugin}"\n'
-        f'set = ["slow.seconds=0.5"]\nbatch_size = 1\nqueue = 100\ngrpc = false\n'
+        'name = "digits"\nrecipe = "digits"\nweights = "source/network.safetensors"\nmethod = "slow"\nplugin = "slow.py"\n'
+        'set = ["slow.seconds=0.5"]\nbatch_size = 1\nqueue = 100\ngrpc = false\n'
     )
-    assert source.is_dir()
     with Running(fresh_folder, [str(config)], demo=False) as one:
         load = Load(one, x, clients=20, once=True)
         until(lambda: one.ask("GET", "/api/status")["queue"] > 12)

@@ -17,14 +17,13 @@ def _no_arguments() -> Iterator[None]:
 
 with _no_arguments():
     from kserve import InferInput, InferOutput, InferRequest, InferResponse, ModelRepository
-    from kserve.errors import InvalidInput, ModelNotFound, ModelNotReady
+    from kserve.errors import InvalidInput, ModelNotFound
     from kserve.model import InferenceModel
     from kserve.protocol.dataplane import DataPlane
     from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
     from kserve.protocol.grpc.grpc_predict_v2_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
     from kserve.protocol.grpc.servicer import InferenceServicer
     from kserve.protocol.infer_type import RequestedOutput
-    from kserve.protocol.model_repository_extension import ModelRepositoryExtension
     from kserve.protocol.rest import v2_datamodels as schema
     from kserve.protocol.rest.v2_endpoints import V2Endpoints
 
@@ -38,9 +37,7 @@ __all__ = [
     "InferenceServicer",
     "InvalidInput",
     "ModelNotFound",
-    "ModelNotReady",
     "ModelRepository",
-    "ModelRepositoryExtension",
     "RequestedOutput",
     "V2Endpoints",
     "add_GRPCInferenceServiceServicer_to_server",
