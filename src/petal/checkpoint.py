@@ -110,6 +110,7 @@ class Checkpoints:
         except OSError as error:
             raise CheckpointError(f"cannot make the folder {folder} for checkpoints: {_reason(error)}") from error
         self.error: CheckpointError | None = None   # of the last write, None if it went well
+        self.on_write: Callable[[CheckpointError | None], None] | None = None   # called after each write, by its thread
         self.seconds = 0.0                          # that the last write took
         self._damaged: set[Path] = set()
         self._changed = threading.Condition()       # guards all below
@@ -221,6 +222,8 @@ class Checkpoints:
                 elif (kind := _kind(error)) not in self._told:
                     self._told.add(kind)
                     self._untold.append(error)
+            if self.on_write is not None:
+                self.on_write(error)
 
     def _write(self, snapshot: "_Snapshot") -> None:
         """The next generation; then all but the newest `keep` go, and those that were found damaged."""

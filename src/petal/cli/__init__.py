@@ -16,6 +16,7 @@ from petal.cli.demo import demo
 from petal.cli.fit import fit
 from petal.cli.report import report
 from petal.cli.run import run
+from petal.cli.serve import serve
 from petal.cli.sweep import sweep
 from petal.cli.tune import tune
 from petal.errors import PetalError
@@ -26,7 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, run, sweep, report, fit, tune, corrupt):
+for command in (demo, run, sweep, report, fit, tune, corrupt, serve):
     app.command()(command)
 app.add_typer(bench.app, name="bench")
 

@@ -12,12 +12,14 @@ from rich.table import Table
 from petal._files import replacing
 from petal.bench import corruptions as corruption_bench
 from petal.bench import cost, scale, steps
+from petal.bench import serve as serve_bench
 from petal.cli.common import choose_device, words
-from petal.cli.options import command_line, numbers
+from petal.cli.options import command_line, fit_threads, numbers, source_on_the_spot
 from petal.errors import ConfigError
+from petal.recipes import recipe
 
 console = Console()
-app = typer.Typer(help="Measure adaptation steps or corruptions on this machine.", no_args_is_help=True)
+app = typer.Typer(help="Measure on this machine: adaptation steps, corruptions, the server.", no_args_is_help=True)
 
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the rows to this JSON file.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
@@ -162,6 +164,35 @@ def bench_cost(
     total = (f"{sum(hours):.2f}" for hours in zip(*((r.least, r.most) for r in rows), strict=True))
     shown.add_row("all", str(sum(r.runs for r in rows)), "", "", *total)
     console.print(shown)
+
+
+@app.command("serve")
+def bench_serve(
+    seconds: Annotated[float, typer.Option(help="Of each load.", min=0.1)] = 5.0,
+    clients: Annotated[int, typer.Option(help="Clients at once.", min=1)] = 8,
+    folder: Annotated[Path, typer.Option(help="Folder for the servers.")] = Path("runs/bench-serve"),
+    option: Annotated[list[str] | None, typer.Option(help="Of petal serve, as --queue=25; may be repeated.")] = None,
+    out: Json = None,
+) -> None:
+    """Requests a second and latency of `petal serve --demo` on loopback, against a plain FastAPI handler.
+
+    Single images of 12 kB. The last row sends twice as many requests as the adapting server answers.
+    """
+    fit_threads(recipe("digits"))
+    weights, _ = source_on_the_spot(recipe("digits"), folder / "source", torch.device("cpu"), console)
+    rows: list[serve_bench.Row] = []
+    table = Table("target", "load", title=f"petal serve, {seconds:g} s a row", box=None, pad_edge=False)
+    for name in ("answers/s", "p50 ms", "p99 ms", "refused", "p99 of these", "failed", "wrong"):
+        table.add_column(name, justify="right")
+    with console.status("measuring") as status:
+        for r in serve_bench.run(folder, weights, seconds, clients, option or (), status.update):
+            rows.append(r)
+            table.add_row(
+                r.target, r.load, f"{r.answers_per_second:,.0f}", f"{r.p50:.1f}", f"{r.p99:.1f}", f"{r.refused}",
+                f"{r.refused_p99:.1f}" if r.refused else "", f"{r.failed + r.unsent}", f"{r.wrong}",
+            )  # fmt: skip
+            _write(out, "serve", [one.to_json() for one in rows])
+    console.print(table)
 
 
 def step_table(rows: list[steps.Row]) -> Table:

@@ -1,0 +1,475 @@
+"""The one thread that owns the weights: it gathers requests into batches, adapts in order, and does what an admin asks.
+
+Everything that reads or changes the adapter happens here, one thing after the other: batches, roll backs, snapshots and
+checkpoints. Other threads hand in work and get futures.
+"""
+
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from petal import functional as F
+from petal.checkpoint import CheckpointError, Checkpoints, digest
+from petal.errors import PetalError
+from petal.methods import Adapter
+from petal.serve.logs import Audit
+from petal.serve.model import Served
+from petal.serve.settings import Settings
+from petal.serve.versions import NoVersion, Version, Versions
+from petal.serve.watch import IMAGES, Seen, Watch, number
+
+log = logging.getLogger(__name__)
+
+ADAPT, PREDICT, SOURCE = "adapt", "predict", "source"   # targets of a request; any other is the number of a version
+
+
+class Busy(PetalError):
+    """The queue is full; try again after some seconds."""
+
+    def __init__(self, retry_after: int) -> None:
+        super().__init__(f"the queue is full: try again in {retry_after} s")
+        self.retry_after = retry_after
+
+
+class Closed(PetalError):
+    """The server is shutting down."""
+
+    retry_after = 5
+
+    def __init__(self) -> None:
+        super().__init__("the server is shutting down: try again in 5 s, here or elsewhere")
+
+
+class Unanswered(PetalError):
+    """The network gave no usable answer."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a request gets: float32 [n, classes] twice, int64 [n], float32 [n], and which weights they come from."""
+
+    logits: NDArray[np.float32]
+    probabilities: NDArray[np.float32]
+    label: NDArray[np.int64]
+    entropy: NDArray[np.float32]
+    version: str
+    adapted: bool
+
+
+@dataclass
+class _Item:
+    x: Tensor
+    target: str
+    arrived: float
+    future: "Future[Answer]" = field(default_factory=Future)
+
+
+Action = tuple[Callable[[], Any], "Future[Any]"]
+
+
+class Worker(threading.Thread):
+    """The owner of an adapter. Start it, `submit` batches, `close` it."""
+
+    def __init__(
+        self, served: Served, settings: Settings, watch: Watch, audit: Audit, checkpoints: Checkpoints, versions: Versions
+    ) -> None:
+        super().__init__(name="petal-worker", daemon=True)
+        self.served, self.settings, self.watch, self.audit = served, settings, watch, audit
+        self.checkpoints, self.versions = checkpoints, versions
+        checkpoints.on_write = self._written
+        self.adapter: Adapter = served.adapter
+        self.version = self.newest = self.steps = 0
+        self.frozen = False
+        self.changed = False                # since the last checkpoint
+        self.checkpointed = self._tried = time.time()
+        self.waiting = 0                    # samples in the queue
+        self._queue: deque[_Item] = deque()
+        self._actions: deque[Action] = deque()
+        self._change = threading.Condition()
+        self._closing = False
+        self._rate = 0.0                    # samples a second while at work
+        self._compared = -math.inf
+        self._latest: deque[tuple[Tensor, int, float, str]] = deque(maxlen=IMAGES)
+        self._alarms = 0
+        self._viewer: tuple[int, Adapter] | None = None
+        self._snapshot_steps = 0
+
+    # What other threads call
+
+    def submit(self, x: Tensor, target: str = ADAPT) -> "Future[Answer]":
+        """Accept samples [n, ...] on the CPU for a target, or raise `Busy` or `Closed`."""
+        item = _Item(x, target, time.monotonic())
+        with self._change:
+            if self._closing:
+                raise Closed
+            if self.waiting and self.waiting + len(x) > self.settings.waiting:
+                raise Busy(self.retry_after())      # a queue that is empty takes any request
+            self._queue.append(item)
+            self.waiting += len(x)
+            self._change.notify()
+        return item.future
+
+    def check_room(self) -> None:
+        """Raise what `submit` would raise for one sample: lets a request be refused before its body is read."""
+        if self._closing:
+            raise Closed
+        if self.waiting >= self.settings.waiting:
+            raise Busy(self.retry_after())
+
+    def retry_after(self) -> int:
+        """Whole seconds until the queue will have been worked off."""
+        return min(30, max(1, math.ceil(self.waiting / self._rate))) if self._rate else 1
+
+    def has_version(self, number: int) -> bool:
+        """Whether a version can be asked for."""
+        return number == self.version or number in self.versions
+
+    def act(self, name: str, by: str, **arguments: Any) -> "Future[Any]":
+        """Have an admin action done between two batches: freeze, thaw, reset, rollback, snapshot, checkpoint, digest."""
+        actions: dict[str, Callable[..., Any]] = {
+            "freeze": self._freeze, "thaw": self._thaw, "reset": self._reset, "rollback": self._rollback,
+            "snapshot": self._snapshot, "checkpoint": self._checkpoint_now, "digest": self._digest,
+        }  # fmt: skip
+        future: Future[Any] = Future()
+        with self._change:
+            if not self.is_alive() or self._closing:
+                raise Closed
+            self._actions.append((lambda: actions[name](by, **arguments), future))
+            self._change.notify()
+        return future
+
+    def close(self) -> None:
+        """Accept nothing more, answer what was accepted, checkpoint, and end."""
+        with self._change:
+            self._closing = True
+            self._change.notify()
+
+    def abandon(self) -> None:
+        """Refuse what still waits; the batch that is being computed is answered."""
+        with self._change:
+            self._closing = True
+            dropped, self.waiting = list(self._queue), 0
+            self._queue.clear()
+            self._change.notify()
+        for item in dropped:
+            if item.future.set_running_or_notify_cancel():
+                item.future.set_exception(Closed())
+
+    @property
+    def resting(self) -> bool:
+        """Whether a guard has stopped adaptation, for a while or until it is thawed."""
+        return bool(getattr(self.adapter, "frozen", False))
+
+    @property
+    def closing(self) -> bool:
+        """Whether nothing more is accepted."""
+        return self._closing
+
+    # The thread
+
+    def resume(self) -> bool:
+        """Continue from the last checkpoint, if there is one; before the thread starts."""
+        extra = self.checkpoints.load_latest(self.adapter)
+        self.versions.read(self.adapter)
+        if extra is not None:
+            self.version, self.newest, self.steps = (int(extra[key]) for key in ("version", "newest", "steps"))
+            self.frozen = bool(extra["frozen"])
+        self._snapshot_steps = self.steps
+        self._alarms = len(getattr(self.adapter, "alarms", ()))
+        self.watch.state(self.version, self.frozen or self.resting)
+        self.audit.write("start", "server", version=self.version, resumed=extra is not None, frozen=self.frozen)
+        return extra is not None
+
+    def run(self) -> None:
+        """Work until closed."""
+        while (work := self._next()) is not None:
+            if isinstance(work, list):
+                self._batch(work)
+            elif isinstance(work, tuple):
+                self._act(*work)
+            self._checkpoint_if_due()
+        self._checkpoint(sure=True)
+        self.audit.write("stop", "server", version=self.version)
+
+    def _next(self) -> "list[_Item] | Action | bool | None":
+        """A batch, an action, True if only a checkpoint is due, or None at the end."""
+        with self._change:
+            while True:
+                if self._actions:
+                    return self._actions.popleft()
+                if self._queue:
+                    first = self._queue[0]
+                    ready = sum(len(i.x) for i in self._queue if i.target == first.target)
+                    left = first.arrived + self.settings.delay_ms / 1000 - time.monotonic()
+                    if ready >= self.settings.batch_size or left <= 0 or self._closing:
+                        return self._take(first.target)
+                    self._change.wait(left)
+                elif self._closing:
+                    return None
+                else:
+                    self._change.wait(self._seconds_to_checkpoint() if self.changed else None)
+                    if self.changed and self._seconds_to_checkpoint() == 0:
+                        return True
+
+    def _take(self, target: str) -> list[_Item]:
+        """The next batch: requests for one target in the order of their arrival, as many as fit."""
+        taken, total = [], 0
+        for item in self._queue:
+            if item.target == target:
+                if total + len(item.x) > self.settings.batch_size:
+                    break
+                taken.append(item)
+                total += len(item.x)
+        chosen = {id(item) for item in taken}
+        self._queue = deque(item for item in self._queue if id(item) not in chosen)
+        self.waiting -= total
+        self.watch.metrics.queue.set(self.waiting)
+        return taken
+
+    def _batch(self, items: list[_Item]) -> None:
+        items = [item for item in items if item.future.set_running_or_notify_cancel()]
+        if not items:
+            return
+        try:
+            self._answer_all(items)
+        except Exception as error:          # whatever happens to a batch, the next one is served
+            log.exception("a batch failed")
+            self.watch.metrics.failed.inc()
+            for item in items:
+                if not item.future.done():
+                    item.future.set_exception(error)
+
+    def _answer_all(self, items: list[_Item]) -> None:
+        """Answer running items together, or one by one if the adapter refuses them together."""
+        target, began = items[0].target, time.monotonic()
+        x = torch.cat([item.x for item in items]).to(self.adapter.device)
+        try:
+            logits, version, adapted = self._logits(x, target)
+        except PetalError as error:
+            if len(items) == 1:
+                items[0].future.set_exception(error)
+            else:
+                for item in items:
+                    self._answer_all([item])
+            return
+        if adapted:
+            self.steps, self.changed = self.steps + 1, True
+            self._moved_to(self.newest + 1)
+        logits = logits.float().cpu()
+        probabilities, entropy = logits.softmax(1), F.entropy(logits)
+        confidence, label = probabilities.max(1)
+        finite = logits.isfinite().all(1)
+        seconds = time.monotonic() - began
+        self._rate = len(x) / seconds if not self._rate else 0.8 * self._rate + 0.2 * len(x) / seconds
+        self.watch.batch(_shown(target), len(items), len(x), seconds, self.waiting)
+        start = 0
+        for item in items:
+            part = slice(start, start := start + len(item.x))
+            if not bool(finite[part].all()):
+                item.future.set_exception(Unanswered("the network's answer is not finite"))
+                continue
+            cut = logits[part].numpy(), probabilities[part].numpy(), label[part].numpy(), entropy[part].numpy()
+            item.future.set_result(Answer(*cut, version, adapted))
+        if target in (ADAPT, PREDICT) and bool(finite.all()):
+            self.watch.predicted(float(confidence.mean()), float(entropy.mean()), len(x))
+            self._compare(x, label, confidence, version)
+        if target == ADAPT and not self.frozen:
+            self._after_call(adapted)
+
+    def _logits(self, x: Tensor, target: str) -> tuple[Tensor, str, bool]:
+        """Logits, the version of the weights they come from, and whether the weights moved on afterwards."""
+        if target == SOURCE:
+            return self.served.source.predict(x), SOURCE, False
+        if target == PREDICT or (target == ADAPT and self.frozen):
+            return self.adapter.predict(x), str(self.version), False
+        if target == ADAPT:
+            learns = not self.resting and self.served.learns
+            return self.adapter(x), str(self.version), learns
+        if int(target) == self.version:
+            return self.adapter.predict(x), target, False
+        return self._view(int(target)).predict(x), target, False
+
+    def _view(self, number: int) -> Adapter:
+        """A second adapter at a version that is kept; the last one asked for stays loaded."""
+        if number not in self.versions:
+            raise NoVersion(f"version {number} is no longer kept")
+        if self._viewer is None or self._viewer[0] != number:
+            adapter = self.served.make() if self._viewer is None else self._viewer[1]
+            self._viewer = None
+            self.versions.put_back(adapter, number)
+            self._viewer = number, adapter
+        return self._viewer[1]
+
+    def _compare(self, x: Tensor, label: Tensor, confidence: Tensor, version: str) -> None:
+        """Every now and then, what the source makes of the latest samples, and how far the weights have gone."""
+        self._latest.extend(zip(x, label.tolist(), confidence.tolist(), [version] * len(x), strict=True))
+        now = time.monotonic()
+        if now - self._compared < self.settings.compare_seconds:
+            return
+        self._compared = now
+        latest = list(self._latest)
+        self._latest.clear()
+        source = self.served.source.predict(torch.stack([one[0] for one in latest])).float().cpu().softmax(1).max(1)
+        images = [
+            Seen(pixels.float().cpu().numpy(), label, probability, source_label, source_probability, version, time.time())
+            for (pixels, label, probability, version), source_label, source_probability in zip(
+                latest, source.indices.tolist(), source.values.tolist(), strict=True
+            )
+        ]
+        self.watch.compared(images, None if self.served.distance is None else self.served.distance())
+
+    def _after_call(self, adapted: bool) -> None:
+        if adapted:
+            core = self.served.core
+            self.watch.adapted(float(core.restored), core.skipped)
+        self._listen_to_guard()
+        if self.steps - self._snapshot_steps >= self.settings.snapshot_every:
+            self._keep("regular")
+
+    def _listen_to_guard(self) -> None:
+        """The guard's new alarms, its signals, and whether it has frozen the adapter."""
+        guard: Any = self.adapter
+        alarms = getattr(guard, "alarms", None)
+        if alarms is None:
+            return
+        for alarm in alarms[self._alarms :]:
+            self.watch.alarm(alarm.signal, alarm.action)
+            values = {"value": number(alarm.value), "limit": number(alarm.limit)}
+            self.audit.write(alarm.action, "guard", signal=alarm.signal, version=self.version, **values)
+        self._alarms = len(alarms)
+        self.watch.signals(guard.status())
+        self.watch.state(self.version, self.frozen or self.resting)
+
+    def _moved_to(self, version: int) -> None:
+        self.version = version
+        self.newest = max(self.newest, version)
+        self.watch.state(self.version, self.frozen or self.resting)
+
+    # Admin actions: on this thread, between batches
+
+    def _act(self, action: Callable[[], Any], future: "Future[Any]") -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(action())
+        except Exception as error:
+            if not isinstance(error, PetalError):
+                log.exception("an admin action failed")
+            future.set_exception(error)
+
+    def _freeze(self, by: str) -> dict[str, Any]:
+        return self._set_frozen(True, "freeze", by)
+
+    def _thaw(self, by: str) -> dict[str, Any]:
+        return self._set_frozen(False, "thaw", by)
+
+    def _set_frozen(self, frozen: bool, name: str, by: str) -> dict[str, Any]:
+        if not frozen and self.resting:
+            self.adapter.thaw()                         # the guard had learning off
+        self.frozen = frozen
+        return self._done(name, by)
+
+    def _reset(self, by: str) -> dict[str, Any]:
+        return self._go_to(0, "reset", by)
+
+    def _rollback(self, by: str, version: int | None = None) -> dict[str, Any]:
+        if version is None:
+            older = [v.number for v in self.versions.list() if v.number < self.version]
+            if not older:
+                raise NoVersion("there is no older version to roll back to")
+            version = max(older)
+        if version not in self.versions:
+            self.versions.put_back(self.adapter, version)       # raises, with what there is
+        return self._go_to(version, "rollback", by)
+
+    def _go_to(self, version: int, name: str, by: str) -> dict[str, Any]:
+        before = self.version
+        if before not in self.versions:
+            self._keep(f"before {name}", spare=version)
+        self.versions.put_back(self.adapter, version)
+        self._alarms = len(getattr(self.adapter, "alarms", ()))
+        self._moved_to(version)
+        self._snapshot_steps = self.steps
+        return self._done(name, by, before=before)
+
+    def _snapshot(self, by: str) -> dict[str, Any]:
+        self._keep("asked for")
+        return self._done("snapshot", by)
+
+    def _keep(self, reason: str, spare: int | None = None) -> None:
+        """Keep the present state as a version, and the one to `spare`. A full disk must not stop service."""
+        now = self.watch.now
+        about = Version(self.version, time.time(), reason, now.get("confidence"), now.get("distance"))
+        self._snapshot_steps = self.steps
+        try:
+            self.versions.take(self.adapter, about, spare)
+        except CheckpointError as error:
+            self.watch.metrics.checkpoint_failures.inc()
+            log.warning("version %d is not kept: %s", self.version, error)
+
+    def _done(self, name: str, by: str, **about: Any) -> dict[str, Any]:
+        self.watch.state(self.version, self.frozen or self.resting)
+        self.changed = True
+        self.audit.write(name, by, version=self.version, frozen=self.frozen, **about)
+        self._checkpoint(sure=True)
+        return {"action": name, "version": self.version, "frozen": self.frozen, **about}
+
+    def _checkpoint_now(self, by: str) -> dict[str, Any]:
+        self.changed = True
+        self._checkpoint(sure=True)
+        return {"action": "checkpoint", "version": self.version, "written": not self.changed}
+
+    def _digest(self, by: str) -> dict[str, Any]:
+        return {"version": self.version, "sha256": digest(self.adapter.state_dict())}
+
+    # Checkpoints
+
+    def _seconds_to_checkpoint(self) -> float:
+        return max(0.0, self._tried + self.settings.checkpoint_seconds - time.time())
+
+    def _checkpoint_if_due(self) -> None:
+        if self.changed and self._seconds_to_checkpoint() == 0:
+            self._checkpoint()
+
+    def _checkpoint(self, sure: bool = False) -> None:
+        """Hand the adapter's state, and where it stands, to the writer; with `sure`, wait until it is on the disk.
+
+        A full disk must not stop service; it is told and counted.
+        """
+        if self.changed:
+            extra = {"version": self.version, "newest": self.newest, "steps": self.steps, "frozen": self.frozen}
+            self._tried = time.time()
+            self.changed = False
+            try:
+                self.checkpoints.save(self.adapter, extra)
+            except CheckpointError as error:
+                self._written(error)
+        if sure:
+            self.checkpoints.wait()
+
+    def _written(self, error: CheckpointError | None) -> None:
+        """The writer's thread is done with a checkpoint, or could not write it."""
+        with self._change:
+            if error is None:
+                self.checkpointed = self._tried
+            else:
+                self.changed = True
+                self.watch.metrics.checkpoint_failures.inc()
+                log.warning("the server goes on without a checkpoint: %s", error)
+            self._change.notify_all()
+
+
+def _shown(target: str) -> str:
+    """The target as a label of a metric: all kept versions are one."""
+    return target if target in (ADAPT, PREDICT, SOURCE) else "version"

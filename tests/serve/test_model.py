@@ -1,0 +1,90 @@
+"""What is served, from settings: each of them shows in the adapter."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import petal
+from petal.errors import ConfigError
+from petal.recipes.fit import save_network
+from petal.serve.model import Served, build, kept
+from petal.serve.settings import Settings
+from serve.parts import same, state
+
+CPU = torch.device("cpu")
+
+
+def served(source: Path, **settings: Any) -> Served:
+    files = {"weights": source / "network.safetensors", "posterior": source / "posterior.safetensors"}
+    return build(Settings(**{"recipe": "digits", **files, **settings}), CPU)
+
+
+def test_method_settings_seed_and_engine(source: Path) -> None:
+    plain = served(source)
+    assert isinstance(plain.core, petal.Petal)
+    assert (plain.core.gate, plain.core.views, plain.core.ema) == ("batch", 16, 0.99)
+    assert plain.core.executor is not None
+    changed = served(source, fidelity="paper", set=("petal.views=3",), seed=9, engine="eager")
+    assert (changed.core.gate, changed.core.views) == ("sample", 3)
+    assert changed.core.executor is None
+    assert changed.core.generator.initial_seed() == 9
+    assert isinstance(served(source, method="tent").core, petal.Tent)
+    assert served(source, recipe=None, network="small", set=(), method="bn", classes=10, **_narrow(source)).learns is False
+
+
+def _narrow(source: Path) -> dict[str, Any]:
+    """Weights of the network by its plain name, which is wider than the recipe's."""
+    model = petal.models.build("small", 10, seed=0)
+    path = source / "plain.safetensors"
+    save_network(model, path)
+    return {"weights": path}
+
+
+def test_the_source_is_the_network_as_it_was_given(source: Path) -> None:
+    one = served(source)
+    x = torch.rand(4, 3, 32, 32)
+    network = petal.models.build("small", 10, source / "network.safetensors", width=8)
+    one.adapter(x)
+    with torch.no_grad():
+        assert torch.allclose(one.source.predict(x), network(x), atol=1e-5)
+    assert one.unit_pixels
+    assert one.distance is not None
+    assert one.distance() > 0
+
+
+def test_another_adapter_like_it(source: Path) -> None:
+    one = served(source, seed=4)
+    before = state(one.adapter)
+    with kept(one.adapter):
+        one.adapter(torch.rand(4, 3, 32, 32))
+        assert not same(state(one.adapter), before)
+    assert same(state(one.adapter), before)
+    assert same(state(one.make()), before)
+
+
+def test_guard_and_small_batch_go_around_the_method(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Around(torch.nn.Module):
+        def __init__(self, adapter: Any, **options: Any) -> None:
+            super().__init__()
+            self.adapter, self.options = adapter, options
+
+        def __getattr__(self, name: str) -> Any:
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(super().__getattr__("adapter"), name)
+
+    guard, small = type("Guard", (Around,), {}), type("SmallBatch", (Around,), {})
+    monkeypatch.setattr(petal, "Guard", guard, raising=False)
+    monkeypatch.setattr(petal, "SmallBatch", small, raising=False)
+    monkeypatch.setattr("petal.serve.model.accelerate", lambda adapter, *args, **options: adapter)
+    one: Any = served(source, guard="freeze", guard_set=("window=9",), small_batch=True)
+    assert type(one.adapter) is guard
+    assert one.adapter.options == {"policy": "freeze", "window": 9}
+    assert type(one.adapter.adapter) is small
+    assert one.core is one.adapter.adapter.adapter
+    assert one.learns
+    with pytest.raises(ConfigError, match="OPTION=VALUE"):
+        served(source, guard="freeze", guard_set=("window",))
