@@ -375,8 +375,9 @@ class Worker(threading.Thread):
         return self._set_frozen(False, "thaw", by)
 
     def _set_frozen(self, frozen: bool, name: str, by: str) -> dict[str, Any]:
+        guard: Any = self.adapter
         if not frozen and self.resting:
-            self.adapter.thaw()                         # the guard had learning off
+            guard.thaw()                                # it had learning off
         self.frozen = frozen
         return self._done(name, by)
 
