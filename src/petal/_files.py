@@ -1,10 +1,13 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and folders for one process at a time."""
 
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
+
+from petal.errors import ConfigError
 
 
 @contextmanager
@@ -42,3 +45,17 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+@contextmanager
+def alone(folder: Path, taken: str) -> Iterator[None]:
+    """No other process has this folder, or a ConfigError with these words.
+
+    The system lets go of the lock when the process dies, however it does.
+    """
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(taken) from error
+        yield

@@ -125,7 +125,7 @@ def test_ice_varies_from_pane_to_pane_more_than_inside_a_crop() -> None:
     assert neighbours.item() == pytest.approx(0.148, rel=0.1)
 
 
-@pytest.mark.parametrize(("which", "photograph"), enumerate([0.72, 0.88, 0.88, 0.63, 0.91]))
+@pytest.mark.parametrize(("which", "photograph"), list(enumerate([0.72, 0.88, 0.88, 0.63, 0.91])))
 def test_amplitudes_of_ice_fall_with_frequency(which: int, photograph: float) -> None:
     """As frequency ** -slope over the octaves from 1/64 to 1/2 a pixel; the slopes are those of the benchmark's pictures."""
     grey = ice.ice_textures(1, torch.device("cpu"))[which].mean(dim=0).double().numpy()

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 import petal
+from petal._files import alone
 from petal.checkpoint import Checkpoints, digest
 from petal.errors import ConfigError
 from petal.serve import server as server_module
@@ -184,7 +185,7 @@ def test_waiting_for_the_end_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
-    with server_module._alone(tmp_path), pytest.raises(ConfigError, match="another server is running"):
+    with alone(tmp_path, ""), pytest.raises(ConfigError, match="another server is running"):
         server_module.run(Settings(folder=tmp_path), torch.device("cpu"))
 
 

@@ -13,7 +13,6 @@ A job that was interrupted, at whatever moment, continues from its last checkpoi
 again, by the same state and the same stream, so they are the same.
 """
 
-import fcntl
 import hashlib
 import inspect
 import json
@@ -33,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from petal._files import replacing
+from petal._files import alone, replacing
 from petal._version import __version__
 from petal.checkpoint import Checkpoints
 from petal.data import STREAMS, Batch, CorruptedDataset, Dataset, Stream
@@ -378,7 +377,7 @@ def run_job(
         return []
     place = Path(folder) / "jobs" / job.id
     place.mkdir(parents=True, exist_ok=True)
-    with _alone(place):
+    with alone(place, f"another process is running the job in {place}"):
         if job_status(place) == "done":
             Checkpoints(place).clear()      # in case it was killed between its last two lines
             records = read_records(place)
@@ -681,17 +680,6 @@ class Samples:
                 self.samples.append(Sample(**entry))
                 self.images.append(image)
                 self.wanted.discard((entry["domain"], entry["severity"]))
-
-
-@contextmanager
-def _alone(place: Path) -> Iterator[None]:
-    """Nobody else runs this job meanwhile; the system lets go of the lock when the process dies, however it does."""
-    with (place / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"another process is running the job in {place}") from error
-        yield
 
 
 def job_status(place: Path) -> str | None:

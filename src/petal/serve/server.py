@@ -1,22 +1,20 @@
 """All of it in one process, from the start to SIGTERM."""
 
 import asyncio
-import fcntl
 import json
 import logging
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import uvloop
 
-from petal._files import replacing
+from petal._files import alone, replacing
 from petal.checkpoint import CheckpointError, Checkpoints
 from petal.errors import ConfigError
 from petal.serve.admin import admin_app, read_token
@@ -58,7 +56,7 @@ def run(settings: Settings, device: torch.device, started: Callable[[Addresses],
     A second signal stops the waiting: what is still queued is refused with 503, and the checkpoint is written at once.
     """
     settings.folder.mkdir(parents=True, exist_ok=True)
-    with _alone(settings.folder):
+    with alone(settings.folder, f"another server is running in {settings.folder}: give another --folder"):
         served = build(settings, device)
         warm_up(served, settings)
         about = (("model", settings.name), ("method", served.row), ("device", device.type))
@@ -131,14 +129,3 @@ async def _drained(worker: Worker, signals: "asyncio.Queue[int]", seconds: float
             await asyncio.sleep(0.02)
     if worker.is_alive():
         log.error("the worker did not come to an end: the last checkpoint is %.0f s old", time.time() - worker.checkpointed)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """No other server has this folder; the system lets go of the lock when the process dies, however it does."""
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"another server is running in {folder}: give another --folder") from error
-        yield
