@@ -4,7 +4,6 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import petal
 from networks import images, network
 from petal.checkpoint import CheckpointError, digest
 from petal.errors import InputError
+from petal.guard import Alarm
 from petal.serve.versions import NoVersion
 from petal.serve.worker import ADAPT, PREDICT, SOURCE, Busy, Closed, Unanswered, Worker
 from serve.parts import WAIT, Echo, same, sample, settle, state, tent, until, worker
@@ -328,15 +328,6 @@ def test_an_answer_that_is_not_finite_is_an_error_for_its_request_only(tmp_path:
     assert np.isfinite(good.result(WAIT).logits).all()
     with pytest.raises(Unanswered):
         bad.result(WAIT)
-
-
-@dataclass(frozen=True)
-class Alarm:
-    step: int
-    signal: str
-    value: float
-    limit: float
-    action: str
 
 
 class FakeGuard(nn.Module):
