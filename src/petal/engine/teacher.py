@@ -399,10 +399,20 @@ class Program:
         self.flags_on_device = torch.stack([finite, in_range, self.needed.any(), self.needed.all()])
 
     def _guess(self) -> None:
-        """The teacher's plain prediction."""
-        adapter = self.engine.adapter
-        with self.engine.autocast():
-            self.plain = adapter.forward_through(self.teacher, self.x).to(adapter.dtype)
+        """The teacher's plain prediction, by the student's own program with the teacher's weights.
+
+        The student learns from the difference of the two. Where they agree it has to be nothing, and not the difference
+        between two ways of rounding, of which Adam would make full steps.
+        """
+        engine, adapter = self.engine, self.engine.adapter
+        kept = engine.grad.copy_(engine.student)  # no gradient is waiting here
+        engine.student.copy_(engine.teacher)
+        try:
+            with torch.enable_grad(), engine.autocast():
+                logits = adapter.forward_through(self.student, self.x).to(adapter.dtype)
+            self.plain = logits.detach()
+        finally:
+            engine.student.copy_(kept)
 
     def _add(self) -> None:
         """The teacher's prediction of a view, added to the total."""
