@@ -35,6 +35,8 @@ POLICIES = ("warn", "rollback", "soften", "reset", "freeze")
 SURE = 1.3                                  # times its limit, disagreement needs no second signal
 HEALTHY = 0.6                               # of its limit: up to here disagreement is nothing to worry about
 LOST = 0.5                                  # mean entropy of a lost source, as a share of the largest there is
+LOOKS = 8                                   # comparisons with the source before they count: one may be of a single class
+STEADY = 0.9                                # share of earlier comparisons that the next one leaves, at least
 FORGET = 100                                # cool-downs after which an alarm is forgotten
 DOUBLINGS = 8                               # a cool-down is never longer than 2^8 of the first
 
@@ -139,6 +141,7 @@ class Guard(Wrapper):
         self._seen = 0                              # samples seen
         self._kept = 0                              # samples seen when the candidate was taken
         self._well = True                           # every look since the candidate was
+        self._looks = 0                             # comparisons with the source in `_pairs`
         self._thaw = 0                              # learning is off until so many samples; -1: until `thaw`
         self._last = 0                              # samples seen at the last alarm
         self._strikes = 0
@@ -213,7 +216,8 @@ class Guard(Wrapper):
         assert self._sums is not None
         assert self._pairs is not None
         differ = (logits.argmax(1) != source.argmax(1)).double().sum().reshape(1)
-        fading = (1 - 1 / self.window) ** (self.every * logits.shape[0])
+        fading = max((1 - 1 / self.window) ** (self.every * logits.shape[0]), STEADY)
+        self._looks += 1
         self._pairs.mul_(fading).add_(torch.cat([_totals(logits), _totals(source)[:-1], differ]))
         here = self._reading = self._read(logits.shape[1])
         if frozen:
@@ -273,6 +277,8 @@ class Guard(Wrapper):
         far, fast = here.distance > distance, here.update > update
         if far and fast:
             return "update", here.update, update
+        if self._looks < LOOKS:
+            return None
         second = narrow > concentration or blurred > entropy or far or fast
         if judge and here.disagreement > (limit if second else SURE * limit):
             return "disagreement", here.disagreement, limit if second else SURE * limit
@@ -312,7 +318,7 @@ class Guard(Wrapper):
 
     def _forget(self) -> None:
         """After the weights were moved: what was seen before says nothing of them."""
-        self._candidate, self._kept, self._well = None, self._seen, True
+        self._candidate, self._kept, self._well, self._looks = None, self._seen, True, 0
         if self._sums is not None and self._pairs is not None:
             self._sums.zero_()
             self._pairs.zero_()
@@ -356,7 +362,7 @@ class Guard(Wrapper):
         """Windows, counters, alarms and both snapshots."""
         state = {
             "counters": torch.tensor(
-                [self._step, self._seen, self._kept, self._well, self._thaw, self._strikes, self._last]
+                [self._step, self._seen, self._kept, self._well, self._thaw, self._strikes, self._last, self._looks]
             ),
             "usual": torch.tensor(self._usual, dtype=torch.float64),
             "alarms": torch.tensor(
@@ -374,7 +380,7 @@ class Guard(Wrapper):
 
     def check_own_state(self, state: Mapping[str, Tensor]) -> list[str]:
         """Names and shapes; windows and snapshots may not be there yet."""
-        fixed = {"counters": (7,), "usual": (2,)}
+        fixed = {"counters": (8,), "usual": (2,)}
         problems = [f"missing 'guard.{key}'" for key in (*fixed, "alarms") if key not in state]
         weights = {key: tuple(value.shape) for key, value in self._weights().items()}
         shapes: dict[str, tuple[int, ...]] = {**fixed, "reading": (len(Reading.__dataclass_fields__),)}
@@ -396,7 +402,7 @@ class Guard(Wrapper):
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a checked state."""
         counters = map(int, state["counters"].tolist())
-        self._step, self._seen, self._kept, well, self._thaw, self._strikes, self._last = counters
+        self._step, self._seen, self._kept, well, self._thaw, self._strikes, self._last, self._looks = counters
         self._well = bool(well)
         self._usual = state["usual"].tolist()
         self._reading = Reading(*state["reading"].tolist()) if "reading" in state else None
