@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -114,12 +115,14 @@ def run(
 
 @contextmanager
 def petal_server(folder: Path, options: Sequence[str]) -> Iterator[int]:
-    """`petal serve --demo` in a process of its own; its port."""
-    (folder / "serve.json").unlink(missing_ok=True)
+    """`petal serve --demo` in a process of its own, from the start; its port."""
+    source, folder = folder / "source", folder / "server"
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(source, folder / "source")
     command = ["serve", "--demo", "--quiet", "--folder", str(folder)]
     command += ["--http-port", "0", "--grpc-port", "0", "--admin-port", "0"]
     with _process(["-c", "from petal.cli import main; main()", *command, *options], folder) as process:
-        _wait(process, lambda: (folder / "serve.json").exists())
+        _wait(process, lambda: (folder / "serve.json").exists(), folder / "bench.log")
         yield int(json.loads((folder / "serve.json").read_text())["http_port"])
 
 
@@ -156,11 +159,12 @@ def _process(arguments: list[str], folder: Path | None = None) -> Iterator["subp
             process.wait()
 
 
-def _wait(process: "subprocess.Popen[bytes]", ready: Callable[[], bool]) -> None:
+def _wait(process: "subprocess.Popen[bytes]", ready: Callable[[], bool], log: Path | None = None) -> None:
     end = time.monotonic() + STARTED
     while not ready():
         if process.poll() is not None or time.monotonic() > end:
-            raise ConfigError("a server for the measurement did not start: see bench.log in its folder")
+            why = "" if log is None else f": see {log}"
+            raise ConfigError(f"a server for the measurement did not start{why}")
         time.sleep(0.05)
 
 
