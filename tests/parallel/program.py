@@ -15,7 +15,6 @@ import petal
 from networks import images, network
 from petal import parallel
 from petal.engine import policy_for
-from petal.methods.mean_teacher import MeanTeacher
 
 VIEWS = 5
 BATCHES = 4
@@ -43,7 +42,7 @@ def make_petal(**options: object) -> petal.Petal:
     return petal.Petal(model, q, views=VIEWS, lr=1e-2, **options)
 
 
-CASES: dict[str, Callable[[], MeanTeacher]] = {
+CASES: dict[str, Callable[[], petal.Adapter]] = {
     "petal, some samples": lambda: make_petal(confidence=0.6),
     "petal, own draws for each image": lambda: make_petal(confidence=2, augment=petal.Views(per_sample=True)),
     "petal, two steps": lambda: make_petal(confidence=2, steps=2, restore=petal.Stochastic(0.1)),
@@ -52,6 +51,8 @@ CASES: dict[str, Callable[[], MeanTeacher]] = {
     "cotta, whole batches": lambda: petal.CoTTA(network(), views=VIEWS, lr=1e-2, confidence=0.56),
     "cotta, transformer": lambda: petal.CoTTA(network("vit"), views=VIEWS, lr=1e-2, confidence=2),
     "petal, float64": lambda: make_petal_64(),
+    "petal, guarded": lambda: petal.Guard(make_petal(confidence=2), every=1),
+    "petal, small batches": lambda: petal.SmallBatch(make_petal(confidence=2), memory=8, every=8),
 }
 
 
@@ -61,11 +62,11 @@ def make_petal_64() -> petal.Petal:
     return petal.Petal(model, q, views=VIEWS, lr=1e-2, confidence=2)
 
 
-def results(make: Callable[[], MeanTeacher], engine: str, ranks: parallel.Ranks | None = None) -> dict[str, Tensor]:
+def results(make: Callable[[], petal.Adapter], engine: str, ranks: parallel.Ranks | None = None) -> dict[str, Tensor]:
     """Predictions and final state of an adapter after a few batches, one of them by `predict` alone."""
     adapter = make()
     if ranks is not None:
-        petal.parallelize(adapter, ranks)
+        petal.parallelize(adapter.method if isinstance(adapter, petal.methods.Wrapper) else adapter, ranks)
     policy = policy_for(adapter.device)
     policy.compile = False
     if engine == "threads":
