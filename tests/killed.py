@@ -27,7 +27,7 @@ from petal.checkpoint import Checkpoints, digest
 from petal.data import from_arrays
 from petal.engine import passes
 from petal.methods.mean_teacher import MeanTeacher
-from petal.recipes import Bench, Job, Progress, Row, recipe, rows, run_job
+from petal.recipes import WRAPPERS, Bench, Job, Progress, Row, apply_settings, pick_rows, recipe, rows, run_job
 from petal.recipes.run import Lines, read_records
 
 torch.set_num_threads(1)
@@ -49,7 +49,9 @@ class KeptBench(Bench):
         self.logits = logits
 
 
-def work(folder: Path, batches: int = 1, engine: str = "eager", point: str | None = None, times: int = 1) -> None:
+def work(
+    folder: Path, batches: int = 1, engine: str = "eager", point: str | None = None, times: int = 1, row: str = "petal"
+) -> None:
     """Run, or finish, a job of 15 domains of `batches` each; at `point`, reached that many times, the process dies.
 
     Predictions are added to predictions.log as they are made; at the end a hash of the whole state is in state.json.
@@ -69,14 +71,16 @@ def work(folder: Path, batches: int = 1, engine: str = "eager", point: str | Non
             with (folder / "predictions.log").open("a") as file:
                 file.write(json.dumps([p.position - 1, digest({"logits": bench.logits})]) + "\n")
 
-    run_job(Job(rows(chosen)["petal"]), folder, bench, checkpoint_every=1, progress=progress)
+    settings = ["small.memory=8", "small.every=8", "guard.every=2", "guard.window=16"]
+    (wanted,) = pick_rows(apply_settings(rows(chosen), settings, WRAPPERS), [row])
+    run_job(Job(wanted), folder, bench, checkpoint_every=1, progress=progress)
     if hasattr(bench, "last"):
         (folder / "state.json").write_text(digest(bench.last.state_dict()))
 
 
-def outcome(folder: Path) -> tuple[list[dict[str, Any]], dict[int, set[str]], str]:
+def outcome(folder: Path, row: str = "petal") -> tuple[list[dict[str, Any]], dict[int, set[str]], str]:
     """Records without times, the different predictions made at each position, and the hash of the final state."""
-    records = [{k: v for k, v in r.items() if k != "seconds"} for r in read_records(folder / "jobs" / "petal-o1-s0")]
+    records = [{k: v for k, v in r.items() if k != "seconds"} for r in read_records(folder / "jobs" / f"{row}-o1-s0")]
     made: dict[int, set[str]] = {}
     for line in (folder / "predictions.log").read_text().splitlines():
         position, prediction = json.loads(line)

@@ -12,17 +12,21 @@ import torch
 from torch import Tensor
 
 from networks import images, network
-from petal import METHODS, Adapter, DiagonalGaussian, accelerate, iter_evaluate
+from petal import METHODS, Adapter, DiagonalGaussian, Guard, SmallBatch, accelerate, iter_evaluate
 from petal.checkpoint import Checkpoints
 from petal.engine import policy_for
 from petal.methods.mean_teacher import MeanTeacher
 
 
-def make(method: str, engine: str) -> Adapter:
+def make(name: str, engine: str) -> Adapter:
+    """A method, with what goes around it, as petal+small+guard."""
+    method, *around = name.split("+")
     model = network()
     views = {"views": 1, "confidence": 0.9} if issubclass(METHODS[method], MeanTeacher) else {}
     prior = [DiagonalGaussian.isotropic(model, 0.1)] if method == "petal" else []
-    adapter = METHODS[method](model, *prior, **views)
+    adapter: Adapter = METHODS[method](model, *prior, **views)
+    for wrapper in around:
+        adapter = SmallBatch(adapter, memory=8, every=1) if wrapper == "small" else Guard(adapter, every=2, window=40)
     policy = policy_for(adapter.device)
     policy.compile = False
     return accelerate(adapter, engine, policy=policy)

@@ -48,6 +48,17 @@ def test_killed_at(point: str, times: int, processes: Processes, alone: dict[str
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("point", ["after backward", "between EMA and restore", "after the step", "mid-write"])
+def test_killed_with_a_guard_and_a_memory(point: str, processes: Processes, tmp_path: Path) -> None:
+    """Windows, snapshots, estimates and the memory continue too."""
+    row = "petal+small+guard"
+    for name in ("alone", "killed"):
+        if name == "killed":
+            assert processes.run(tmp_path / name, 1, "eager", point, 6, row) == -signal.SIGKILL
+        assert processes.run(tmp_path / name, 1, "eager", None, 1, row) == 0
+    assert outcome(tmp_path / "killed", row) == outcome(tmp_path / "alone", row)
+
+
 def test_killed_again_and_again(processes: Processes, alone: dict[str, object], tmp_path: Path) -> None:
     for point in ("mid-write", "between EMA and restore", "before rename", "after the step", "before the folder's fsync"):
         assert processes.run(tmp_path, 1, "eager", point, 2) == -signal.SIGKILL

@@ -16,7 +16,7 @@ from tracked_memory import _Tracker
 
 
 @pytest.mark.parametrize("engine", ["eager", "auto"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "petal+guard", "petal+small+guard"])
 def test_no_tensor_is_left_behind(method: str, engine: str, tmp_path: Path) -> None:
     """Bytes in tensors, and their number, are the same to the last one after 24 and after 84 steps."""
     kept = Checkpoints(tmp_path)
@@ -35,7 +35,9 @@ def test_no_tensor_is_left_behind(method: str, engine: str, tmp_path: Path) -> N
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("method", "engine"), [("petal", "eager"), ("petal", "auto"), ("tent", "auto")])
+@pytest.mark.parametrize(
+    ("method", "engine"), [("petal", "eager"), ("petal", "auto"), ("tent", "auto"), ("petal+small+guard", "auto")]
+)
 def test_memory_over_twenty_thousand_steps(method: str, engine: str) -> None:
     command = [sys.executable, "-m", "long_run", method, engine, "20000"]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
