@@ -116,6 +116,21 @@ def test_plugin(source: list[str], tmp_path: Path) -> None:
         call("digits", *few, "--plugin", empty)
 
 
+@pytest.mark.filterwarnings("default::petal.PetalWarning")
+def test_the_example_of_a_forced_collapse(source: list[str], tmp_path: Path) -> None:
+    """Nothing before the learning rate jumps, an alarm within 100 batches of it."""
+    example = Path(__file__).parents[2] / "examples" / "runaway.py"
+    settings = ["runaway.gate=batch", "runaway.views=1", "runaway.after=20", "guard.every=2", "guard.window=40"]
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    try:
+        out = call("digits", *FEW[:4], *source, "--out", tmp_path, "--plugin", example, "-m", "runaway+guard", *chosen)
+    finally:
+        METHODS.pop("runaway", None)
+    alarms = [r["position"] for r in records(tmp_path)["runaway+guard-o1-s0"] if "alarm" in r["guard"]]
+    assert 20 <= alarms[0] < 30
+    assert "Runaway shows signs of a collapse after batch" in " ".join(out.split())
+
+
 def test_a_recurring_run_in_pieces(source: list[str], tmp_path: Path) -> None:
     rest = ["digits", *FEW, *source, "-m", "tent+guard", "-m", "bn", "--visits", "2", "--set", "guard.every=5"]
     call(*rest, "--out", tmp_path / "whole")
