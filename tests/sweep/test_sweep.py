@@ -203,6 +203,22 @@ def test_mistakes_are_explained(arguments: list[str], words: str, tmp_path: Path
     assert not (tmp_path / "s").exists()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--images", "10000"], "asked for 10000 images"), (["--label-correlation", "-1"], "above 0; got -1")],
+)
+def test_a_stream_that_cannot_be_made_leaves_no_folder(
+    source: list[str], tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    """Else the folder would refuse the command without the mistake."""
+    rest = ["digits", "-m", "bn", *source, *arguments, "--out", tmp_path / "s"]
+    with pytest.raises(PetalError, match=words):
+        call(*rest, "--sequential")
+    with pytest.raises(PetalError, match=words):
+        call_run(*rest)
+    assert not (tmp_path / "s").exists()
+
+
 class FakeRay:
     """Writes down how it is started."""
 

@@ -219,8 +219,11 @@ def make_manifest(
     command: str = "",
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Everything about a run, as plain data."""
+    """Everything about a run, as plain data. A stream that cannot be made is an error here, before there is a folder."""
     device = bench.device
+    orders = sorted({job.order for job in jobs})
+    for number in orders:
+        bench.stream(number)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "format": FORMAT,
@@ -234,8 +237,8 @@ def make_manifest(
         "device_name": name,
         "engine": bench.engine,
         "seeds": sorted({job.seed for job in jobs}),
-        "orders": sorted({job.order for job in jobs}),
-        "order_names": {str(n): list(bench.names(n)) for n in sorted({job.order for job in jobs})},
+        "orders": orders,
+        "order_names": {str(n): list(bench.names(n)) for n in orders},
         "stream": bench.stream_name,
         "stream_seed": bench.stream_seed,
         "severity": bench.severity,

@@ -128,11 +128,11 @@ def prepare(part: Part) -> Ready:
                 bench, part.jobs, weights=setup.weights, posterior=setup.posterior, data=setup.data or setup.corrupted,
                 command=part.command, extra=plugin,
             )  # fmt: skip
+            lengths = {number: len(bench.stream(number)) for number in manifest["orders"]}
             open_run(part.folder, manifest)
         except PetalError as error:
             return Ready(failed=str(error), warnings=_texts(caught))
         tasks = tuple(Task(setup, job, part.folder, part.device, part.checkpoint_every) for job in part.jobs)
-        lengths = {number: len(bench.stream(number)) for number in {job.order for job in part.jobs}}
         return Ready(tasks, {task.name: lengths[task.job.order] for task in tasks}, warnings=_texts(caught))
 
 
