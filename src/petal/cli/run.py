@@ -189,6 +189,8 @@ def run_all(
             done += lengths[job.order]
             progress.remove_task(task)
             progress.console.print(f"{name:<32} error {100 * shown.error:6.2f} %{shown.note}", highlight=False)
+            if stop.over:
+                break
 
 
 class Countdown:
