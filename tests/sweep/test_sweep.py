@@ -291,11 +291,11 @@ def test_all_runs_are_on_the_board(tmp_path: Path) -> None:
         "all runs: 0 of 3 done": (4, True), "a: 50.00 % so far": (3, True), "b: 50.00 % so far": (1, True),
         "c: 0.00 % so far": (0, False),
     }  # fmt: skip
-    board.show([Outcome("a", {"error": 0.25}, warnings=("odd pixels",)), Outcome("b", failed="no memory")])
+    board.show([Outcome("a", {"error": 0.25}, warnings=("odd pixels in [/x]",)), Outcome("b", failed="no memory in [/y]")])
     assert [outcome.name for outcome in board.failed] == ["b"]
     assert not any(task.visible for task in board.progress.tasks[1:])
     said = console.export_text()
     assert "3/5 a" in said
     assert "error  25.00 %" in said
-    assert "odd pixels" in said
-    assert "failed: no memory" in said
+    assert "odd pixels in [/x]" in said
+    assert "failed: no memory in [/y]" in said

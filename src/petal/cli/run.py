@@ -148,7 +148,7 @@ def run(
             ranks.leave()
         if not quiet:
             show_table(folder, console)
-        console.print(f"Records are in {folder}; `petal report {folder}` draws them.", highlight=False)
+        console.print(f"Records are in {folder}; `petal report {folder}` draws them.", markup=False, highlight=False)
 
 
 def check_row(bench: Bench, row: Row) -> None:
