@@ -157,6 +157,9 @@ def test_failed_runs_are_tried_again_and_told(ray: Any, source: list[str], tmp_p
         with pytest.raises(PetalError, match="1 of 3 runs failed"):
             call(*rest, "--retries", "0")
         assert (tmp_path / "tries").read_text() == "xxx"
+        with pytest.raises(PetalError, match=r"1 of 4 runs failed(.|\n)*never enough memory"):
+            call(*rest, "-m", "source", "--sequential")
+        assert len(records(tmp_path / "s" / "digits")["source-o1-s0"]) == 30
     finally:
         METHODS.pop("once", None)
         METHODS.pop("always", None)

@@ -1,6 +1,7 @@
 """The parts of a sweep, made ready; and one job of it, done in whatever process it is given to."""
 
 import json
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -152,9 +153,13 @@ def work(task: Task, tick: Callable[[], None] | None = None) -> Outcome:
 
 
 def in_turn(tasks: Sequence[Task], tick: Callable[[], None]) -> Iterator[Outcome]:
-    """The jobs one after the other, in this process."""
+    """The jobs one after the other, in this process. Whatever one raises, the others go on."""
     for task in tasks:
-        yield work(task, tick)
+        try:
+            outcome = work(task, tick)
+        except Exception as error:
+            outcome = Outcome(task.name, failed="".join(traceback.format_exception(error)).strip())
+        yield outcome
 
 
 @lru_cache(maxsize=2)
