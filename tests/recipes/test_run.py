@@ -190,6 +190,20 @@ def test_damaged_newest_checkpoint_costs_no_more_than_the_work_since_the_older(s
     assert without_time(again) == without_time(whole)
 
 
+@pytest.mark.parametrize("size", [0, 300])
+def test_damaged_samples_do_not_stop_a_job(source: Path, tmp_path: Path, size: int) -> None:
+    b = bench(source)
+    j = job("bn", b)
+    whole = run_job(j, tmp_path / "whole", b)
+    with pytest.raises(Stop):
+        run_job(j, tmp_path, b, checkpoint_every=3, progress=stopping_at(11))
+    pictures = tmp_path / "jobs" / j.id / "samples.npz"
+    pictures.write_bytes(pictures.read_bytes()[:size])
+    assert without_time(run_job(j, tmp_path, b)) == without_time(whole)
+    with np.load(pictures) as archive:
+        assert len(archive["images"]) == len(json.loads(pictures.with_suffix(".json").read_text()))
+
+
 @pytest.mark.parametrize("room_at", [None, 20])
 def test_a_full_disk_does_not_stop_a_run(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room_at: int | None

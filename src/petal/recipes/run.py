@@ -21,6 +21,7 @@ import os
 import platform
 import time
 import warnings
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -676,7 +677,7 @@ class Samples:
             listed = json.loads((self.place / "samples.json").read_text(encoding="utf-8"))
             with np.load(self.place / "samples.npz", allow_pickle=False) as archive:
                 images = archive["images"]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return
         for entry, image in zip(listed, images, strict=False):
             if entry["position"] < position:
