@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import typer
 from rich.console import Console
 from typer.testing import CliRunner
@@ -22,7 +23,8 @@ from cli.test_run import records
 from petal import METHODS, PetalError
 from petal.cli.report import report
 from petal.cli.sweep import Board, sweep
-from petal.sweep import Outcome, Resources, cluster
+from petal.recipes import setup
+from petal.sweep import Outcome, Part, Resources, cluster, prepare
 from recipes.source import make_source
 
 SMALL = ["--images", "16", "--batch-size", "8", "--checkpoint-every", "4"]
@@ -220,6 +222,24 @@ def test_a_stream_that_cannot_be_made_leaves_no_folder(
     with pytest.raises(PetalError, match=words):
         call_run(*rest)
     assert not (tmp_path / "s").exists()
+
+
+def test_the_source_is_trained_as_petal_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one thread: sums over several are rounded otherwise, and give another network."""
+    threads: list[int] = []
+
+    def make(*_: object) -> tuple[Path, Path]:
+        threads.append(torch.get_num_threads())
+        raise PetalError("enough")
+
+    monkeypatch.setattr(setup, "make_source", make)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert prepare(Part(setup.Setup("digits"), (), tmp_path)).failed == "enough"
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [1]
 
 
 class FakeRay:

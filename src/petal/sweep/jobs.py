@@ -117,6 +117,7 @@ def _all_done(part: Part) -> bool:
 
 def prepare(part: Part) -> Ready:
     """Make a part's source if it has none, try every row, write the manifest: before an hour goes into anything."""
+    fit_threads(part.setup)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PetalWarning)
         try:
@@ -165,11 +166,16 @@ def in_turn(tasks: Sequence[Task], tick: Callable[[], None]) -> Iterator[Outcome
 @lru_cache(maxsize=2)
 def bench_of(setup: Setup, device: str) -> Bench:
     """Data and source, read once for all the jobs that a process gets."""
-    if setup.chosen.builtin:
-        torch.set_num_threads(1)            # as `petal run` does for such small networks
+    fit_threads(setup)
     if setup.plugin is not None:
         plugin_of(setup.plugin)
     return setup.bench(torch.device(device))
+
+
+def fit_threads(setup: Setup) -> None:
+    """One thread for the small network of a built-in recipe, as in `petal run`: the source it trains is then the same."""
+    if setup.chosen.builtin:
+        torch.set_num_threads(1)
 
 
 plugin_of = lru_cache(maxsize=None)(load_plugin)     # run once, however many jobs a process gets
