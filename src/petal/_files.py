@@ -3,11 +3,11 @@
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from petal.errors import ConfigError
+from petal.errors import ConfigError, StorageError
 
 
 @contextmanager
@@ -53,7 +53,12 @@ def alone(folder: Path, taken: str) -> Iterator[None]:
 
     The system lets go of the lock when the process dies, however it does.
     """
-    with (folder / ".lock").open("w") as file:
+    path = folder / ".lock"
+    with ExitStack() as stack:
+        try:
+            file = stack.enter_context(path.open("w"))
+        except OSError as error:
+            raise StorageError(f"cannot write {path}: {error.strerror}") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -190,6 +190,18 @@ def test_damaged_newest_checkpoint_costs_no_more_than_the_work_since_the_older(s
     assert without_time(again) == without_time(whole)
 
 
+def test_a_folder_that_cannot_be_made_is_named(source: Path, tmp_path: Path) -> None:
+    b = bench(source)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"cannot write .*file.jobs: Not a directory"):
+        open_run(tmp_path / "file", make_manifest(b, [job("bn", b)]))
+    with pytest.raises(StorageError, match=r"cannot write .*file.jobs.bn-o1-s0: Not a directory"):
+        run_job(job("bn", b), tmp_path / "file", b)
+    (tmp_path / "jobs" / "bn-o1-s0" / ".lock").mkdir(parents=True)
+    with pytest.raises(StorageError, match=r"cannot write .*\.lock: Is a directory"):
+        run_job(job("bn", b), tmp_path, b)
+
+
 @pytest.mark.parametrize("size", [0, 300])
 def test_damaged_samples_do_not_stop_a_job(source: Path, tmp_path: Path, size: int) -> None:
     b = bench(source)

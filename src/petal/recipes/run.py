@@ -290,7 +290,7 @@ def open_run(folder: str | Path, manifest: dict[str, Any]) -> dict[str, Any]:
     """
     folder = Path(folder)
     path = folder / "manifest.json"
-    (folder / "jobs").mkdir(parents=True, exist_ok=True)
+    make_folder(folder / "jobs")
     if path.exists():
         manifest = _merged(read_manifest(folder), manifest, folder)
     write_json(path, manifest)
@@ -341,6 +341,12 @@ def _short(value: Any) -> str:
     return value[:12] if isinstance(value, str) else str(value)
 
 
+def make_folder(path: Path) -> None:
+    """A folder, unless it is there."""
+    with _writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
 def write_json(path: Path, content: Any) -> None:
     """A JSON file that appears whole or not at all."""
     with _writing(path), replacing(path) as temporary:
@@ -380,7 +386,7 @@ def run_job(
         _follow(job, bench, ranks, progress, stop)
         return []
     place = Path(folder) / "jobs" / job.id
-    place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     with alone(place, f"another process is running the job in {place}"):
         if job_status(place) == "done":
             Checkpoints(place).clear()      # in case it was killed between its last two lines
