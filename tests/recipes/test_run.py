@@ -41,7 +41,7 @@ def bench(source: Path, **options: object) -> Bench:
 
 
 def job(name: str, b: Bench, seed: int = 0) -> Job:
-    return Job(rows(b.recipe)[name], 1, seed)
+    return Job(pick_rows(rows(b.recipe), [name])[0], 1, seed)
 
 
 def without_time(records: list[dict[str, object]]) -> list[dict[str, object]]:
@@ -61,7 +61,8 @@ def stopping_at(batch: int):
 
 
 @pytest.mark.parametrize(  # within a domain, at its end, before the first checkpoint, at a checkpoint, before the end
-    ("name", "stop"), [("source", 1), ("tent-online", 9), ("tent-online", 10), ("petal", 10), ("petal", 9), ("cotta", 29)]
+    ("name", "stop"),
+    [("source", 1), ("tent-online", 9), ("tent-online", 10), ("petal", 10), ("petal", 9), ("cotta", 29), ("petal+small", 9)],
 )
 def test_interrupted_job_gives_the_same_records(name: str, stop: int, source: Path, tmp_path: Path) -> None:
     b = bench(source)
