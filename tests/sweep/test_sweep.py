@@ -185,6 +185,10 @@ def test_without_ray(source: list[str], tmp_path: Path, monkeypatch: pytest.Monk
     assert call(*rest, *grid, "--sequential", "-q") == ""
     with pytest.raises(PetalError, match="severity was 5 and is 3"):
         call(*rest, *grid, "--sequential", "--severity", "3")
+    with pytest.raises(PetalError, match="is the folder of a sweep"):
+        call_run(*one, "--out", tmp_path / "s")
+    with pytest.raises(PetalError, match="is the folder of a run"):
+        call(*one, "--out", tmp_path / "single", "--sequential")
     (tmp_path / "s" / "sweep.json").write_text("{}")
     with pytest.raises(PetalError, match=r"sweep\.json is not that of a sweep"):
         call(*rest, *grid, "--sequential")

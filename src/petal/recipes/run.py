@@ -290,6 +290,8 @@ def open_run(folder: str | Path, manifest: dict[str, Any]) -> dict[str, Any]:
     """
     folder = Path(folder)
     path = folder / "manifest.json"
+    if (folder / "sweep.json").exists():
+        raise ConfigError(f"{folder} is the folder of a sweep, whose reports would not show this run: give another --out")
     make_folder(folder / "jobs")
     if path.exists():
         manifest = _merged(read_manifest(folder), manifest, folder)

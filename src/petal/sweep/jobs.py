@@ -81,6 +81,8 @@ class Ready:
 def read_sweep(folder: Path) -> dict[str, Any]:
     """What a sweep's folder says about itself; an empty sweep if there is none."""
     path = folder / "sweep.json"
+    if (folder / "manifest.json").exists():
+        raise ConfigError(f"{folder} is the folder of a run, whose reports would not show this sweep: give another --out")
     if not path.exists():
         return {"format": FORMAT, "created": datetime.now(UTC).isoformat(timespec="seconds"), "runs": {}}
     try:
