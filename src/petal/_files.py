@@ -48,8 +48,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 @contextmanager
-def alone(folder: Path, taken: str) -> Iterator[None]:
-    """No other process has this folder, or a ConfigError with these words.
+def alone(folder: Path, taken: str | None = None) -> Iterator[None]:
+    """No other process has this folder, or a ConfigError with these words. Without words it waits until none has.
 
     The system lets go of the lock when the process dies, however it does.
     """
@@ -60,7 +60,7 @@ def alone(folder: Path, taken: str) -> Iterator[None]:
         except OSError as error:
             raise StorageError(f"cannot write {path}: {error.strerror}") from error
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if taken else 0))
         except OSError as error:
-            raise ConfigError(taken) from error
+            raise ConfigError(taken or f"{path} cannot be locked: {error.strerror}") from error
         yield

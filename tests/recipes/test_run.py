@@ -1,7 +1,10 @@
 import errno
 import json
 import os
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -189,6 +192,23 @@ def test_damaged_newest_checkpoint_costs_no_more_than_the_work_since_the_older(s
         again = run_job(j, tmp_path, b, progress=lambda p: started.append(p.position))
     assert started[0] == position > 0
     assert without_time(again) == without_time(whole)
+
+
+def test_jobs_added_by_two_at_once_are_all_there(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = bench(source)
+    open_run(tmp_path, make_manifest(b, [job("bn", b)]))
+    both = threading.Barrier(2)
+
+    def read(folder: Path) -> dict[str, object]:
+        found = read_manifest(folder)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.5)                  # until the other has read it too, if it can
+        return found
+
+    monkeypatch.setattr("petal.recipes.run.read_manifest", read)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name: open_run(tmp_path, make_manifest(b, [job(name, b)])), ["source", "tent"]))
+    assert {j["row"] for j in read_manifest(tmp_path)["jobs"]} == {"bn", "source", "tent"}
 
 
 def test_a_folder_that_cannot_be_made_is_named(source: Path, tmp_path: Path) -> None:

@@ -293,9 +293,10 @@ def open_run(folder: str | Path, manifest: dict[str, Any]) -> dict[str, Any]:
     if (folder / "sweep.json").exists():
         raise ConfigError(f"{folder} is the folder of a sweep, whose reports would not show this run: give another --out")
     make_folder(folder / "jobs")
-    if path.exists():
-        manifest = _merged(read_manifest(folder), manifest, folder)
-    write_json(path, manifest)
+    with alone(folder):                     # another may be adding jobs of its own
+        if path.exists():
+            manifest = _merged(read_manifest(folder), manifest, folder)
+        write_json(path, manifest)
     return manifest
 
 

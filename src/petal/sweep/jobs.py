@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from petal._files import alone
 from petal.errors import ConfigError, PetalError, PetalWarning
 from petal.recipes import Bench, Job, load_plugin, make_manifest, open_run, run_job, score
 from petal.recipes.run import describe_job, job_status, read_manifest, write_json
@@ -102,9 +103,10 @@ def what_is_left(folder: Path, parts: Sequence[Part]) -> list[Part]:
 
 def write_sweep(folder: Path, parts: Sequence[Part], command: str) -> None:
     """Note parts that are ready in the sweep's folder."""
-    about = read_sweep(folder)
-    runs = {**about["runs"], **{part.setup.recipe: asdict(part.setup) for part in parts}}
-    write_json(folder / "sweep.json", {"command": command, **about, "runs": runs})
+    with alone(folder):
+        about = read_sweep(folder)
+        runs = {**about["runs"], **{part.setup.recipe: asdict(part.setup) for part in parts}}
+        write_json(folder / "sweep.json", {"command": command, **about, "runs": runs})
 
 
 def _all_done(part: Part) -> bool:
