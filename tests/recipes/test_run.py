@@ -143,7 +143,7 @@ def test_jobs_run_a_seed_only_where_it_matters(source: Path) -> None:
     known = rows(recipe("cifar10"))
     jobs = jobs_for([known["bn"], known["tent"], known["petal"]], [1, 2], [3, 4])
     assert [j.id for j in jobs] == [
-        "bn-o1-s3", "bn-o2-s3", "tent-o1-s3", "tent-o2-s3", "petal-o1-s3", "petal-o1-s4", "petal-o2-s3", "petal-o2-s4",
+        "bn-o1-s0", "bn-o2-s0", "tent-o1-s0", "tent-o2-s0", "petal-o1-s3", "petal-o1-s4", "petal-o2-s3", "petal-o2-s4",
     ]  # fmt: skip
 
 

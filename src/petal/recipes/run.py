@@ -181,10 +181,11 @@ class Bench:
 
 
 def jobs_for(rows: Iterable[Row], orders: Sequence[int], seeds: Sequence[int]) -> list[Job]:
-    """All jobs of a run. Rows that draw no random numbers give the same for every seed, and run with the first only."""
-    return [
-        Job(row, number, seed) for row in rows for number in orders for seed in (seeds if row.random else seeds[:1])
-    ]
+    """All jobs of a run. Rows that draw no random numbers give the same for every seed, and run once, with seed 0.
+
+    Always the same one: a seed that is added later would bring the same runs again, and averages would count them twice.
+    """
+    return [Job(row, number, seed) for row in rows for number in orders for seed in (seeds if row.random else [0])]
 
 
 # -- the run's folder --------------------------------------------------------------------------------------------------
