@@ -3,11 +3,11 @@
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from petal.errors import ConfigError
+from petal.errors import ConfigError, StorageError
 
 
 @contextmanager
@@ -48,14 +48,19 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 @contextmanager
-def alone(folder: Path, taken: str) -> Iterator[None]:
-    """No other process has this folder, or a ConfigError with these words.
+def alone(folder: Path, taken: str | None = None) -> Iterator[None]:
+    """No other process has this folder, or a ConfigError with these words. Without words it waits until none has.
 
     The system lets go of the lock when the process dies, however it does.
     """
-    with (folder / ".lock").open("w") as file:
+    path = folder / ".lock"
+    with ExitStack() as stack:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file = stack.enter_context(path.open("w"))
         except OSError as error:
-            raise ConfigError(taken) from error
+            raise StorageError(f"cannot write {path}: {error.strerror}") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if taken else 0))
+        except OSError as error:
+            raise ConfigError(taken or f"{path} cannot be locked: {error.strerror}") from error
         yield

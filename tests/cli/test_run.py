@@ -141,6 +141,8 @@ def test_a_recurring_run_in_pieces(source: list[str], tmp_path: Path) -> None:
     assert "(was done)" in pieces[2]
     assert "by visit" in pieces[2]
     assert records(tmp_path / "pieces") == records(tmp_path / "whole")
+    call(*rest, "--out", tmp_path / "first", "--stop-after", "60")
+    assert list(records(tmp_path / "first")) == ["tent+guard-o1-s0"]  # whole, and the next is not begun
     manifest = json.loads((tmp_path / "whole" / "manifest.json").read_text())
     assert (manifest["stream"], manifest["visits"]) == ("recurring", 2)
     assert manifest["jobs"][0]["options"]["guard"]["every"] == 5

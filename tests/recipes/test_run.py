@@ -1,7 +1,10 @@
 import errno
 import json
 import os
+import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -41,7 +44,7 @@ def bench(source: Path, **options: object) -> Bench:
 
 
 def job(name: str, b: Bench, seed: int = 0) -> Job:
-    return Job(rows(b.recipe)[name], 1, seed)
+    return Job(pick_rows(rows(b.recipe), [name])[0], 1, seed)
 
 
 def without_time(records: list[dict[str, object]]) -> list[dict[str, object]]:
@@ -61,7 +64,8 @@ def stopping_at(batch: int):
 
 
 @pytest.mark.parametrize(  # within a domain, at its end, before the first checkpoint, at a checkpoint, before the end
-    ("name", "stop"), [("source", 1), ("tent-online", 9), ("tent-online", 10), ("petal", 10), ("petal", 9), ("cotta", 29)]
+    ("name", "stop"),
+    [("source", 1), ("tent-online", 9), ("tent-online", 10), ("petal", 10), ("petal", 9), ("cotta", 29), ("petal+small", 9)],
 )
 def test_interrupted_job_gives_the_same_records(name: str, stop: int, source: Path, tmp_path: Path) -> None:
     b = bench(source)
@@ -139,7 +143,7 @@ def test_jobs_run_a_seed_only_where_it_matters(source: Path) -> None:
     known = rows(recipe("cifar10"))
     jobs = jobs_for([known["bn"], known["tent"], known["petal"]], [1, 2], [3, 4])
     assert [j.id for j in jobs] == [
-        "bn-o1-s3", "bn-o2-s3", "tent-o1-s3", "tent-o2-s3", "petal-o1-s3", "petal-o1-s4", "petal-o2-s3", "petal-o2-s4",
+        "bn-o1-s0", "bn-o2-s0", "tent-o1-s0", "tent-o2-s0", "petal-o1-s3", "petal-o1-s4", "petal-o2-s3", "petal-o2-s4",
     ]  # fmt: skip
 
 
@@ -188,6 +192,49 @@ def test_damaged_newest_checkpoint_costs_no_more_than_the_work_since_the_older(s
         again = run_job(j, tmp_path, b, progress=lambda p: started.append(p.position))
     assert started[0] == position > 0
     assert without_time(again) == without_time(whole)
+
+
+def test_jobs_added_by_two_at_once_are_all_there(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = bench(source)
+    open_run(tmp_path, make_manifest(b, [job("bn", b)]))
+    both = threading.Barrier(2)
+
+    def read(folder: Path) -> dict[str, object]:
+        found = read_manifest(folder)
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.5)                  # until the other has read it too, if it can
+        return found
+
+    monkeypatch.setattr("petal.recipes.run.read_manifest", read)
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda name: open_run(tmp_path, make_manifest(b, [job(name, b)])), ["source", "tent"]))
+    assert {j["row"] for j in read_manifest(tmp_path)["jobs"]} == {"bn", "source", "tent"}
+
+
+def test_a_folder_that_cannot_be_made_is_named(source: Path, tmp_path: Path) -> None:
+    b = bench(source)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match=r"cannot write .*file.jobs: Not a directory"):
+        open_run(tmp_path / "file", make_manifest(b, [job("bn", b)]))
+    with pytest.raises(StorageError, match=r"cannot write .*file.jobs.bn-o1-s0: Not a directory"):
+        run_job(job("bn", b), tmp_path / "file", b)
+    (tmp_path / "jobs" / "bn-o1-s0" / ".lock").mkdir(parents=True)
+    with pytest.raises(StorageError, match=r"cannot write .*\.lock: Is a directory"):
+        run_job(job("bn", b), tmp_path, b)
+
+
+@pytest.mark.parametrize("size", [0, 300])
+def test_damaged_samples_do_not_stop_a_job(source: Path, tmp_path: Path, size: int) -> None:
+    b = bench(source)
+    j = job("bn", b)
+    whole = run_job(j, tmp_path / "whole", b)
+    with pytest.raises(Stop):
+        run_job(j, tmp_path, b, checkpoint_every=3, progress=stopping_at(11))
+    pictures = tmp_path / "jobs" / j.id / "samples.npz"
+    pictures.write_bytes(pictures.read_bytes()[:size])
+    assert without_time(run_job(j, tmp_path, b)) == without_time(whole)
+    with np.load(pictures) as archive:
+        assert len(archive["images"]) == len(json.loads(pictures.with_suffix(".json").read_text()))
 
 
 @pytest.mark.parametrize("room_at", [None, 20])

@@ -49,5 +49,12 @@ def test_mistakes(setting: str, words: str) -> None:
         grid_rows(KNOWN, ["petal"], [setting])
 
 
+@pytest.mark.parametrize("settings", [["petal.ema=0.5,.50"], ["petal.ema=0.5,0.9", "petal.ema=0.7"]])
+def test_names_that_mean_one_run_are_refused(settings: list[str]) -> None:
+    """A later setting is the stronger: both rows would have its value, under names that say otherwise."""
+    with pytest.raises(ConfigError, match=r"petal,ema=0.5 and petal,ema=.* are the same run"):
+        grid_rows(KNOWN, ["petal"], settings)
+
+
 def test_split() -> None:
     assert split_values("a.b=Adam(betas=(0.5, 0.9)), SGD()") == ["a.b=Adam(betas=(0.5, 0.9))", "a.b=SGD()"]

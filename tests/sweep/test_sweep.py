@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import typer
 from rich.console import Console
 from typer.testing import CliRunner
@@ -22,7 +23,8 @@ from cli.test_run import records
 from petal import METHODS, PetalError
 from petal.cli.report import report
 from petal.cli.sweep import Board, sweep
-from petal.sweep import Outcome, Resources, cluster
+from petal.recipes import setup
+from petal.sweep import Outcome, Part, Resources, cluster, prepare
 from recipes.source import make_source
 
 SMALL = ["--images", "16", "--batch-size", "8", "--checkpoint-every", "4"]
@@ -157,6 +159,9 @@ def test_failed_runs_are_tried_again_and_told(ray: Any, source: list[str], tmp_p
         with pytest.raises(PetalError, match="1 of 3 runs failed"):
             call(*rest, "--retries", "0")
         assert (tmp_path / "tries").read_text() == "xxx"
+        with pytest.raises(PetalError, match=r"1 of 4 runs failed(.|\n)*never enough memory"):
+            call(*rest, "-m", "source", "--sequential")
+        assert len(records(tmp_path / "s" / "digits")["source-o1-s0"]) == 30
     finally:
         METHODS.pop("once", None)
         METHODS.pop("always", None)
@@ -180,6 +185,10 @@ def test_without_ray(source: list[str], tmp_path: Path, monkeypatch: pytest.Monk
     assert call(*rest, *grid, "--sequential", "-q") == ""
     with pytest.raises(PetalError, match="severity was 5 and is 3"):
         call(*rest, *grid, "--sequential", "--severity", "3")
+    with pytest.raises(PetalError, match="is the folder of a sweep"):
+        call_run(*one, "--out", tmp_path / "s")
+    with pytest.raises(PetalError, match="is the folder of a run"):
+        call(*one, "--out", tmp_path / "single", "--sequential")
     (tmp_path / "s" / "sweep.json").write_text("{}")
     with pytest.raises(PetalError, match=r"sweep\.json is not that of a sweep"):
         call(*rest, *grid, "--sequential")
@@ -201,6 +210,40 @@ def test_mistakes_are_explained(arguments: list[str], words: str, tmp_path: Path
     with pytest.raises(PetalError, match=words):
         call(*arguments, "--out", tmp_path / "s")
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [(["--images", "10000"], "asked for 10000 images"), (["--label-correlation", "-1"], "above 0; got -1")],
+)
+def test_a_stream_that_cannot_be_made_leaves_no_folder(
+    source: list[str], tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    """Else the folder would refuse the command without the mistake."""
+    rest = ["digits", "-m", "bn", *source, *arguments, "--out", tmp_path / "s"]
+    with pytest.raises(PetalError, match=words):
+        call(*rest, "--sequential")
+    with pytest.raises(PetalError, match=words):
+        call_run(*rest)
+    assert not (tmp_path / "s").exists()
+
+
+def test_the_source_is_trained_as_petal_run_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one thread: sums over several are rounded otherwise, and give another network."""
+    threads: list[int] = []
+
+    def make(*_: object) -> tuple[Path, Path]:
+        threads.append(torch.get_num_threads())
+        raise PetalError("enough")
+
+    monkeypatch.setattr(setup, "make_source", make)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert prepare(Part(setup.Setup("digits"), (), tmp_path)).failed == "enough"
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [1]
 
 
 class FakeRay:
@@ -275,11 +318,11 @@ def test_all_runs_are_on_the_board(tmp_path: Path) -> None:
         "all runs: 0 of 3 done": (4, True), "a: 50.00 % so far": (3, True), "b: 50.00 % so far": (1, True),
         "c: 0.00 % so far": (0, False),
     }  # fmt: skip
-    board.show([Outcome("a", {"error": 0.25}, warnings=("odd pixels",)), Outcome("b", failed="no memory")])
+    board.show([Outcome("a", {"error": 0.25}, warnings=("odd pixels in [/x]",)), Outcome("b", failed="no memory in [/y]")])
     assert [outcome.name for outcome in board.failed] == ["b"]
     assert not any(task.visible for task in board.progress.tasks[1:])
     said = console.export_text()
     assert "3/5 a" in said
     assert "error  25.00 %" in said
-    assert "odd pixels" in said
-    assert "failed: no memory" in said
+    assert "odd pixels in [/x]" in said
+    assert "failed: no memory in [/y]" in said

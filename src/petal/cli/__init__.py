@@ -21,6 +21,8 @@ from petal.cli.sweep import sweep
 from petal.cli.tune import tune
 from petal.errors import PetalError
 
+INTERRUPTED = 130       # exit code after Ctrl-C
+
 app = typer.Typer(
     help="Lifelong test-time adaptation: PETAL, its baselines and its evaluation.",
     no_args_is_help=True,
@@ -55,6 +57,8 @@ def main() -> None:
     except PetalError as error:
         Console(stderr=True, highlight=False).print(f"[bold red]petal:[/bold red] {escape(str(error))}", soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit) as end:      # typer makes an exit of Ctrl-C
+        if isinstance(end, SystemExit) and end.code != INTERRUPTED:
+            raise
         Console(stderr=True).print("\npetal: interrupted")
-        sys.exit(130)
+        sys.exit(INTERRUPTED)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from petal.errors import ConfigError, PetalWarning
@@ -75,7 +76,7 @@ def shown_warnings(console: Console) -> Iterator[None]:
             before(message, category, filename, lineno, file, line)
         elif str(message) not in seen:
             seen.add(str(message))
-            console.print(f"[yellow]warning:[/] {message}", highlight=False)
+            console.print(f"[yellow]warning:[/] {escape(str(message))}", highlight=False)
 
     with warnings.catch_warnings():
         warnings.showwarning = show

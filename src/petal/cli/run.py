@@ -148,7 +148,7 @@ def run(
             ranks.leave()
         if not quiet:
             show_table(folder, console)
-        console.print(f"Records are in {folder}; `petal report {folder}` draws them.", highlight=False)
+        console.print(f"Records are in {folder}; `petal report {folder}` draws them.", markup=False, highlight=False)
 
 
 def check_row(bench: Bench, row: Row) -> None:
@@ -189,6 +189,8 @@ def run_all(
             done += lengths[job.order]
             progress.remove_task(task)
             progress.console.print(f"{name:<32} error {100 * shown.error:6.2f} %{shown.note}", highlight=False)
+            if stop.over:
+                break
 
 
 class Countdown:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import torch
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from petal.cli.common import choose_device
 from petal.cli.options import bar, command_line, numbers, shown_warnings
@@ -115,7 +116,7 @@ def sweep(
     left = what_is_left(folder, parts)
     count = sum(len(part.jobs) for part in parts)
     if not left:
-        console.print(f"All {count} runs are done; `petal report {out}` shows them.", highlight=False)
+        console.print(f"All {count} runs are done; `petal report {out}` shows them.", markup=False, highlight=False)
         return
     resources = Resources(cpus, each, retries, address, local_cpus)
     with shown_warnings(console), ExitStack() as stack:
@@ -130,7 +131,7 @@ def sweep(
             board.show(in_turn(todo, board.tick) if ray is None else on_ray(ray, todo, resources, board.tick))
     if not quiet:
         show_table(folder, console)
-    console.print(f"Records are in {out}; `petal report {out}` draws them.", highlight=False)
+    console.print(f"Records are in {out}; `petal report {out}` draws them.", markup=False, highlight=False)
     if board.failed:
         told = "; ".join(f"{o.name}: {o.failed}" for o in board.failed[:5])
         raise PetalError(f"{len(board.failed)} of {count} runs failed; repeat the command to try them again. {told}")
@@ -181,7 +182,7 @@ def all_of(ready: Sequence[Ready], parts: Sequence[Part], console: Console) -> t
     """The tasks of all parts; an error, before anything runs, if one of them cannot be run."""
     for part, made in zip(parts, ready, strict=True):
         for text in made.warnings:
-            console.print(f"[yellow]warning:[/] {part.setup.recipe}: {text}", highlight=False)
+            console.print(f"[yellow]warning:[/] {part.setup.recipe}: {escape(text)}", highlight=False)
         if made.failed:
             raise ConfigError(f"{part.setup.recipe}: {made.failed}" if len(parts) > 1 else made.failed)
     return [task for made in ready for task in made.tasks], {k: n for made in ready for k, n in made.batches.items()}
@@ -221,7 +222,7 @@ class Board:
                 continue
             watch.look()
             again = f", begun again {watch.restarts} times" if watch.restarts else ""
-            text = f"{name}: {100 * watch.error:.2f} % so far{again}"
+            text = f"{escape(name)}: {100 * watch.error:.2f} % so far{again}"
             self.progress.update(self.bars[name], completed=watch.position, visible=watch.position > 0, description=text)
         text = f"all runs: {len(self.over)} of {self.total} done"
         done = sum(watch.position for watch in self.watches.values())
@@ -234,9 +235,10 @@ class Board:
         self.watches[outcome.name].look()
         self.progress.update(self.bars[outcome.name], visible=False)
         number = f"{len(self.over) + self.already}/{self.total + self.already}"
-        result = f"[red]failed:[/] {outcome.failed}" if outcome.failed else f"error {100 * outcome.scores['error']:6.2f} %"
-        self.console.print(f"{number:>7} {outcome.name:<40} {result}", highlight=False)
+        failed = f"[red]failed:[/] {escape(outcome.failed)}"
+        result = failed if outcome.failed else f"error {100 * outcome.scores['error']:6.2f} %"
+        self.console.print(f"{number:>7} {escape(f'{outcome.name:<40}')} {result}", highlight=False)
         for text in outcome.warnings:
             if text not in self.told:
                 self.told.add(text)
-                self.console.print(f"[yellow]warning:[/] {text}", highlight=False)
+                self.console.print(f"[yellow]warning:[/] {escape(text)}", highlight=False)

@@ -25,7 +25,7 @@ from petal.data import Dataset
 from petal.errors import ConfigError, DataError, ModelError
 from petal.posterior import DiagonalGaussian, FitProgress, fit_swag
 from petal.recipes.published import FitSettings
-from petal.recipes.run import described, versions, write_json
+from petal.recipes.run import described, make_folder, versions, write_json
 
 RESIDENT = 8 << 30                          # bytes of images that may lie on the device; more are read as they come
 TRAINING = "petal-training-1"
@@ -291,7 +291,7 @@ def fit(
 ) -> FitReport:
     """Train a network (unless it is `trained`), collect its SWAG-D posterior, and write both with `fit.json`."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     network, posterior, state, collected = (
         folder / f"{name}.safetensors" for name in ("network", "posterior", "training", "collecting")
     )

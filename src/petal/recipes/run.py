@@ -21,6 +21,7 @@ import os
 import platform
 import time
 import warnings
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -180,10 +181,11 @@ class Bench:
 
 
 def jobs_for(rows: Iterable[Row], orders: Sequence[int], seeds: Sequence[int]) -> list[Job]:
-    """All jobs of a run. Rows that draw no random numbers give the same for every seed, and run with the first only."""
-    return [
-        Job(row, number, seed) for row in rows for number in orders for seed in (seeds if row.random else seeds[:1])
-    ]
+    """All jobs of a run. Rows that draw no random numbers give the same for every seed, and run once, with seed 0.
+
+    Always the same one: a seed that is added later would bring the same runs again, and averages would count them twice.
+    """
+    return [Job(row, number, seed) for row in rows for number in orders for seed in (seeds if row.random else [0])]
 
 
 # -- the run's folder --------------------------------------------------------------------------------------------------
@@ -219,8 +221,11 @@ def make_manifest(
     command: str = "",
     extra: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Everything about a run, as plain data."""
+    """Everything about a run, as plain data. A stream that cannot be made is an error here, before there is a folder."""
     device = bench.device
+    orders = sorted({job.order for job in jobs})
+    for number in orders:
+        bench.stream(number)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
     return {
         "format": FORMAT,
@@ -234,8 +239,8 @@ def make_manifest(
         "device_name": name,
         "engine": bench.engine,
         "seeds": sorted({job.seed for job in jobs}),
-        "orders": sorted({job.order for job in jobs}),
-        "order_names": {str(n): list(bench.names(n)) for n in sorted({job.order for job in jobs})},
+        "orders": orders,
+        "order_names": {str(n): list(bench.names(n)) for n in orders},
         "stream": bench.stream_name,
         "stream_seed": bench.stream_seed,
         "severity": bench.severity,
@@ -286,10 +291,13 @@ def open_run(folder: str | Path, manifest: dict[str, Any]) -> dict[str, Any]:
     """
     folder = Path(folder)
     path = folder / "manifest.json"
-    (folder / "jobs").mkdir(parents=True, exist_ok=True)
-    if path.exists():
-        manifest = _merged(read_manifest(folder), manifest, folder)
-    write_json(path, manifest)
+    if (folder / "sweep.json").exists():
+        raise ConfigError(f"{folder} is the folder of a sweep, whose reports would not show this run: give another --out")
+    make_folder(folder / "jobs")
+    with alone(folder):                     # another may be adding jobs of its own
+        if path.exists():
+            manifest = _merged(read_manifest(folder), manifest, folder)
+        write_json(path, manifest)
     return manifest
 
 
@@ -337,6 +345,12 @@ def _short(value: Any) -> str:
     return value[:12] if isinstance(value, str) else str(value)
 
 
+def make_folder(path: Path) -> None:
+    """A folder, unless it is there."""
+    with _writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
 def write_json(path: Path, content: Any) -> None:
     """A JSON file that appears whole or not at all."""
     with _writing(path), replacing(path) as temporary:
@@ -376,7 +390,7 @@ def run_job(
         _follow(job, bench, ranks, progress, stop)
         return []
     place = Path(folder) / "jobs" / job.id
-    place.mkdir(parents=True, exist_ok=True)
+    make_folder(place)
     with alone(place, f"another process is running the job in {place}"):
         if job_status(place) == "done":
             Checkpoints(place).clear()      # in case it was killed between its last two lines
@@ -673,7 +687,7 @@ class Samples:
             listed = json.loads((self.place / "samples.json").read_text(encoding="utf-8"))
             with np.load(self.place / "samples.npz", allow_pickle=False) as archive:
                 images = archive["images"]
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
             return
         for entry, image in zip(listed, images, strict=False):
             if entry["position"] < position:

@@ -45,8 +45,12 @@ def grid_rows(known: Mapping[str, Row], wanted: Sequence[str], settings: Sequenc
             (row,) = pick_rows(apply_settings(known, [*others, *values], WRAPPERS), [plain.name])
             parts = [value.partition(".")[2] for value, axis in zip(values, mine, strict=True) if len(axis) > 1]
             row = replace(row, name=",".join([plain.name, *parts]).replace("/", "_"))
-            if not any(row.name == other.name for other in found):  # the same value twice
-                found.append(row)
+            if any(row.name == other.name for other in found):      # the same value twice
+                continue
+            for other in found:
+                if replace(row, name=other.name) == other:
+                    raise ConfigError(f"{other.name} and {row.name} are the same run: is an option in --set twice?")
+            found.append(row)
     return found
 
 

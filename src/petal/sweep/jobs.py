@@ -1,6 +1,7 @@
 """The parts of a sweep, made ready; and one job of it, done in whatever process it is given to."""
 
 import json
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from petal._files import alone
 from petal.errors import ConfigError, PetalError, PetalWarning
 from petal.recipes import Bench, Job, load_plugin, make_manifest, open_run, run_job, score
 from petal.recipes.run import describe_job, job_status, read_manifest, write_json
@@ -80,6 +82,8 @@ class Ready:
 def read_sweep(folder: Path) -> dict[str, Any]:
     """What a sweep's folder says about itself; an empty sweep if there is none."""
     path = folder / "sweep.json"
+    if (folder / "manifest.json").exists():
+        raise ConfigError(f"{folder} is the folder of a run, whose reports would not show this sweep: give another --out")
     if not path.exists():
         return {"format": FORMAT, "created": datetime.now(UTC).isoformat(timespec="seconds"), "runs": {}}
     try:
@@ -99,9 +103,10 @@ def what_is_left(folder: Path, parts: Sequence[Part]) -> list[Part]:
 
 def write_sweep(folder: Path, parts: Sequence[Part], command: str) -> None:
     """Note parts that are ready in the sweep's folder."""
-    about = read_sweep(folder)
-    runs = {**about["runs"], **{part.setup.recipe: asdict(part.setup) for part in parts}}
-    write_json(folder / "sweep.json", {"command": command, **about, "runs": runs})
+    with alone(folder):
+        about = read_sweep(folder)
+        runs = {**about["runs"], **{part.setup.recipe: asdict(part.setup) for part in parts}}
+        write_json(folder / "sweep.json", {"command": command, **about, "runs": runs})
 
 
 def _all_done(part: Part) -> bool:
@@ -116,6 +121,7 @@ def _all_done(part: Part) -> bool:
 
 def prepare(part: Part) -> Ready:
     """Make a part's source if it has none, try every row, write the manifest: before an hour goes into anything."""
+    fit_threads(part.setup)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PetalWarning)
         try:
@@ -128,11 +134,11 @@ def prepare(part: Part) -> Ready:
                 bench, part.jobs, weights=setup.weights, posterior=setup.posterior, data=setup.data or setup.corrupted,
                 command=part.command, extra=plugin,
             )  # fmt: skip
+            lengths = {number: len(bench.stream(number)) for number in manifest["orders"]}
             open_run(part.folder, manifest)
         except PetalError as error:
             return Ready(failed=str(error), warnings=_texts(caught))
         tasks = tuple(Task(setup, job, part.folder, part.device, part.checkpoint_every) for job in part.jobs)
-        lengths = {number: len(bench.stream(number)) for number in {job.order for job in part.jobs}}
         return Ready(tasks, {task.name: lengths[task.job.order] for task in tasks}, warnings=_texts(caught))
 
 
@@ -152,19 +158,28 @@ def work(task: Task, tick: Callable[[], None] | None = None) -> Outcome:
 
 
 def in_turn(tasks: Sequence[Task], tick: Callable[[], None]) -> Iterator[Outcome]:
-    """The jobs one after the other, in this process."""
+    """The jobs one after the other, in this process. Whatever one raises, the others go on."""
     for task in tasks:
-        yield work(task, tick)
+        try:
+            outcome = work(task, tick)
+        except Exception as error:
+            outcome = Outcome(task.name, failed="".join(traceback.format_exception(error)).strip())
+        yield outcome
 
 
 @lru_cache(maxsize=2)
 def bench_of(setup: Setup, device: str) -> Bench:
     """Data and source, read once for all the jobs that a process gets."""
-    if setup.chosen.builtin:
-        torch.set_num_threads(1)            # as `petal run` does for such small networks
+    fit_threads(setup)
     if setup.plugin is not None:
         plugin_of(setup.plugin)
     return setup.bench(torch.device(device))
+
+
+def fit_threads(setup: Setup) -> None:
+    """One thread for the small network of a built-in recipe, as in `petal run`: the source it trains is then the same."""
+    if setup.chosen.builtin:
+        torch.set_num_threads(1)
 
 
 plugin_of = lru_cache(maxsize=None)(load_plugin)     # run once, however many jobs a process gets
