@@ -224,6 +224,25 @@ def test_a_body_that_ends_early(unharmed: Running) -> None:
     assert refused(said, b"400")
 
 
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_request_for_another_protocol(unharmed: Running, apart: bool) -> None:
+    """As `curl --http2` and Java's HttpClient send it. uvicorn then drops the body, which is not to be taken for none."""
+    asked = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+    body = b'{"version": 0}'
+    told = b"Content-Length: %d\r\n\r\n" % len(body)
+    roll_back = b"POST /api/rollback HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer " + unharmed.token.encode() + b"\r\n"
+    for port, head in ((unharmed.http, HEAD), (unharmed.admin, roll_back)):
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            connection.sendall(head + asked + told + (b"" if apart else body))
+            if apart:
+                time.sleep(0.2)
+                with suppress(OSError):
+                    connection.sendall(body)
+            said = ending(connection)
+        assert said.startswith(b"HTTP/1.1 400")
+        assert b"leave the header Upgrade out" in said
+
+
 def test_a_chunked_body_without_end(unharmed: Running) -> None:
     connection = opened(unharmed, HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
     chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"

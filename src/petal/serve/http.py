@@ -131,6 +131,11 @@ async def read_body(request: Request, settings: Settings, share: Share) -> bytes
         raise Refused(f"the body did not come within {settings.read_seconds:g} s", 408, "slow") from None
     except ClientDisconnect:
         raise Refused("the connection was closed within the body", 400, "disconnected") from None
+    if not total and "upgrade" in request.headers and (told.strip("0") or "transfer-encoding" in request.headers):
+        raise Refused(      # uvicorn drops the body of a request that would rather speak another protocol
+            "requests are HTTP/1.1: leave the header Upgrade out (curl --http1.1; Java's HttpClient: version HTTP_1_1)",
+            reason="upgrade",
+        )
     return b"".join(parts)
 
 

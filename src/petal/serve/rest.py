@@ -51,7 +51,7 @@ class Door:
 
 def refused(found: Refused) -> Response:
     """A refusal as {"error": text} with its status and headers."""
-    headers = {"connection": "close"} if found.status in CLOSING or found.reason == "closing" else {}
+    headers = {"connection": "close"} if found.status in CLOSING or found.reason in ("closing", "upgrade") else {}
     if found.retry_after is not None:
         headers["retry-after"] = str(found.retry_after)
     return JSONResponse({"error": str(found)}, found.status, headers)
