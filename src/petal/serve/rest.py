@@ -172,7 +172,10 @@ def metrics_endpoint(registry: CollectorRegistry) -> Any:
     """The numbers as Prometheus wants them."""
 
     async def metrics(request: Request) -> Response:
-        encoder, kind = exposition.choose_encoder(request.headers.get("accept", ""))
+        try:
+            encoder, kind = exposition.choose_encoder(request.headers.get("accept", ""))
+        except (TypeError, ValueError):     # a version that is no number
+            encoder, kind = exposition.choose_encoder("")
         return Response(encoder(registry), headers={"content-type": kind})
 
     return metrics
