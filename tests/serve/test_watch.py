@@ -67,6 +67,14 @@ def test_the_audit_log_is_appended_to(tmp_path: Path) -> None:
     assert [json.loads(line)["version"] for line in path.read_text().splitlines()] == list(range(60))
 
 
+def test_a_full_disk_does_not_stop_an_action(caplog: pytest.LogCaptureFixture) -> None:
+    audit = Audit(Path("/dev/full"))            # takes no byte
+    with caplog.at_level("INFO"):
+        assert audit.write("freeze", "10.0.0.1", version=3)["version"] == 3
+    audit.close()
+    assert caplog.messages == ["/dev/full is not written: No space left on device", "audit: freeze"]
+
+
 def test_versions_are_files_that_petal_can_load(tmp_path: Path) -> None:
     adapter, versions = tent(), Versions(tmp_path, keep=2)
     states = {}
