@@ -240,6 +240,36 @@ def test_a_restart_continues_from_the_checkpoint_exactly(tmp_path: Path) -> None
     assert np.allclose(two.submit(images(4, seed=3)).result(WAIT).logits, expected.numpy(), atol=1e-6)
 
 
+def test_looking_at_versions_leaves_torchs_random_numbers_alone(tmp_path: Path) -> None:
+    one = worker(tmp_path, snapshot_every=1)
+    one.start()
+    for seed in range(2):
+        settle([one.submit(images(4, seed=seed))])
+    torch.rand(1)
+    one.act("checkpoint", "test").result(WAIT)
+    before = torch.get_rng_state()
+    settle([one.submit(images(4), "1")])
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(1)
+    worker(tmp_path)
+    assert torch.equal(torch.get_rng_state(), before), "those of the checkpoint, not of a version"
+
+
+def test_a_version_whose_file_is_gone_is_not_found(tmp_path: Path) -> None:
+    one = worker(tmp_path, snapshot_every=1)
+    one.start()
+    for seed in range(3):
+        settle([one.submit(images(4, seed=seed))])
+    before = one.act("digest", "test").result(WAIT)
+    for number in (1, 2):
+        (tmp_path / "versions" / f"version-{number}.safetensors").unlink()
+    with pytest.raises(NoVersion, match="version 1 can no longer be read"):
+        one.act("rollback", "test", version=1).result(WAIT)
+    with pytest.raises(NoVersion, match="version 2 can no longer be read"):
+        one.submit(images(4), "2").result(WAIT)
+    assert one.act("digest", "test").result(WAIT) == before
+
+
 def test_an_action_is_on_the_disk_when_it_is_answered(tmp_path: Path) -> None:
     """Nothing but the action has changed since the last checkpoint, and the process may be killed right after it."""
     one = worker(tmp_path)

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from petal import functional as F
+from petal._random import random_state, set_random_state
 from petal.checkpoint import CheckpointError, Checkpoints, digest
 from petal.errors import PetalError
 from petal.methods import Adapter
@@ -305,9 +306,11 @@ class Worker(threading.Thread):
         if number not in self.versions:
             raise NoVersion(f"version {number} is no longer kept")
         if self._viewer is None or self._viewer[0] != number:
+            generators = random_state()                 # a look at a version does not change what the method draws
             adapter = self.served.make() if self._viewer is None else self._viewer[1]
             self._viewer = None
             self.versions.put_back(adapter, number)
+            set_random_state(generators)
             self._viewer = number, adapter
         return self._viewer[1]
 
