@@ -27,7 +27,7 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
 
 def with_server(settings: Settings, use: Callable[[int], Awaitable[None]]) -> None:
     async def main() -> None:
-        server = Server(hello, settings, "127.0.0.1", 0)
+        server = Server(hello, settings, bound("127.0.0.1", 0))
         task = asyncio.create_task(server.run_until_told())
         while not server.started:
             await asyncio.sleep(0.01)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import petal
 from networks import images, network
-from petal.checkpoint import CheckpointError, digest
+from petal.checkpoint import CheckpointError, Checkpoints, digest
 from petal.errors import InputError
 from petal.guard import Alarm
 from petal.serve.versions import NoVersion
@@ -240,6 +240,23 @@ def test_a_restart_continues_from_the_checkpoint_exactly(tmp_path: Path) -> None
     assert np.allclose(two.submit(images(4, seed=3)).result(WAIT).logits, expected.numpy(), atol=1e-6)
 
 
+def test_versions_kept_after_the_last_checkpoint_have_their_numbers_for_themselves(tmp_path: Path) -> None:
+    """Killed before the next checkpoint: what was kept stays what it was."""
+    one = worker(tmp_path, snapshot_every=2)
+    one.start()
+    for seed in range(3):
+        settle([one.submit(images(4, seed=seed))])
+    kept = (tmp_path / "versions" / "version-2.safetensors").read_bytes()
+    two = worker(tmp_path, snapshot_every=2)
+    two.start()
+    for seed in range(4):
+        settle([two.submit(images(4, seed=seed))])
+    two.act("digest", "test").result(WAIT)
+    assert two.version == 6, "3 is the first"
+    assert [v.number for v in two.versions.list()] == [0, 2, 4, 6]
+    assert (tmp_path / "versions" / "version-2.safetensors").read_bytes() == kept
+
+
 def test_looking_at_versions_leaves_torchs_random_numbers_alone(tmp_path: Path) -> None:
     one = worker(tmp_path, snapshot_every=1)
     one.start()
@@ -268,6 +285,13 @@ def test_a_version_whose_file_is_gone_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NoVersion, match="version 2 can no longer be read"):
         one.submit(images(4), "2").result(WAIT)
     assert one.act("digest", "test").result(WAIT) == before
+
+
+def test_a_checkpoint_that_is_not_a_servers_is_refused(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path) as kept:
+        kept.save(tent(), {"position": 7})
+    with pytest.raises(CheckpointError, match="not a server's: it does not tell frozen, newest, steps, version"):
+        worker(tmp_path)
 
 
 def test_an_action_is_on_the_disk_when_it_is_answered(tmp_path: Path) -> None:

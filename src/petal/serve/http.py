@@ -173,14 +173,14 @@ class AccessLog:
 class Server(uvicorn.Server):
     """A uvicorn server on a socket of ours, which leaves signals to us."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, listening: socket.socket) -> None:
         config = uvicorn.Config(
             app, http=protocol(settings), ws="none", log_config=None, access_log=False, lifespan="off",
             timeout_keep_alive=max(1, round(settings.idle_seconds)), timeout_graceful_shutdown=3, server_header=False,
         )  # fmt: skip
         super().__init__(config)
-        self.socket = bound(host, port)
-        self.port: int = self.socket.getsockname()[1]
+        self.socket = listening
+        self.port: int = listening.getsockname()[1]
 
     async def run_until_told(self) -> None:
         """Serve until `should_exit`."""
@@ -192,9 +192,13 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         out = socket.socket(family, kind, proto)
-        out.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        out.bind(address)
-        out.listen(1024)
+        try:
+            out.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            out.bind(address)
+            out.listen(1024)
+        except OSError:
+            out.close()
+            raise
     except OSError as error:
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; give another host or port") from error
     out.setblocking(False)
