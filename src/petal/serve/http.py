@@ -187,6 +187,15 @@ class Server(uvicorn.Server):
         await self._serve(sockets=[self.socket])
 
 
+def address(host: str, port: int) -> str:
+    """Host and port as they are in an address.
+
+    >>> address("127.0.0.1", 8080), address("::1", 8080)
+    ('127.0.0.1:8080', '[::1]:8080')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def bound(host: str, port: int) -> socket.socket:
     """A listening socket, or an error that says which port is taken."""
     try:
