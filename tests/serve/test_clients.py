@@ -220,6 +220,7 @@ def test_prometheus_reads_the_metrics(server: Running, x: Array) -> None:
     status, headers, text = server.request("GET", "/metrics")
     assert status == 200
     assert headers["content-type"].startswith("text/plain")
+    assert server.request("GET", "/metrics", headers={"Accept": "text/plain; version=x"})[0] == 200
     found = {f.name: f for f in text_string_to_metric_families(text.decode())}
     wanted = {
         "petal_requests", "petal_samples", "petal_queue_samples", "petal_request_seconds", "petal_batch_samples",

@@ -126,6 +126,9 @@ CASES: dict[str, tuple[Any, int]] = {
     "a head beyond the body": ((b"{}", {"Inference-Header-Content-Length": "999"}), 400),
     "a negative head": ((b"{}", {"Inference-Header-Content-Length": "-1"}), 400),
     "a head of words": ((b"{}", {"Inference-Header-Content-Length": "\xb2"}), 400),
+    "a head of five thousand digits": ((b"{}", {"Inference-Header-Content-Length": "1" * 5000}), 400),
+    "data nested in another order": (text(GOOD.transpose(0, 2, 3, 1).tolist()), 400),
+    "binary perhaps": ((json_body(GOOD, adapt=False, binary_data_output="false").encode(), {}), 400),
     "an oversized body": ((b" " * 1_600_000, {}), 413),
     "a compressed body": ((gzip.compress(bytes(2**20)), {"Content-Encoding": "gzip"}), 415),
     "BYTES without saying what": (text(["aaaa"], shape=[1], datatype="BYTES"), 400),
@@ -219,6 +222,25 @@ def test_a_body_that_ends_early(unharmed: Running) -> None:
     connection.shutdown(socket.SHUT_WR)
     said = ending(connection)
     assert refused(said, b"400")
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_request_for_another_protocol(unharmed: Running, apart: bool) -> None:
+    """As `curl --http2` and Java's HttpClient send it. uvicorn then drops the body, which is not to be taken for none."""
+    asked = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQCAAAAAAIAAAAA\r\n"
+    body = b'{"version": 0}'
+    told = b"Content-Length: %d\r\n\r\n" % len(body)
+    roll_back = b"POST /api/rollback HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer " + unharmed.token.encode() + b"\r\n"
+    for port, head in ((unharmed.http, HEAD), (unharmed.admin, roll_back)):
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            connection.sendall(head + asked + told + (b"" if apart else body))
+            if apart:
+                time.sleep(0.2)
+                with suppress(OSError):
+                    connection.sendall(body)
+            said = ending(connection)
+        assert said.startswith(b"HTTP/1.1 400")
+        assert b"leave the header Upgrade out" in said
 
 
 def test_a_chunked_body_without_end(unharmed: Running) -> None:

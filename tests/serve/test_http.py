@@ -12,10 +12,10 @@ from petal.errors import ConfigError
 from petal.serve._kserve import InferInput, InferRequest
 from petal.serve.http import Memory, Server, bound
 from petal.serve.inputs import Refused
-from petal.serve.rpc import CODES
+from petal.serve.rpc import CODES, Rpc
 from petal.serve.settings import Settings
 from petal.serve.versions import NoVersion
-from petal.serve.wire import AdaptiveModel, refusal
+from petal.serve.wire import AdaptiveModel, Plane, refusal
 from petal.serve.worker import Busy, Closed
 from serve.parts import Echo, sample, settle, worker
 
@@ -27,7 +27,7 @@ async def hello(scope: Any, receive: Any, send: Any) -> None:
 
 def with_server(settings: Settings, use: Callable[[int], Awaitable[None]]) -> None:
     async def main() -> None:
-        server = Server(hello, settings, "127.0.0.1", 0)
+        server = Server(hello, settings, bound("127.0.0.1", 0))
         task = asyncio.create_task(server.run_until_told())
         while not server.started:
             await asyncio.sleep(0.01)
@@ -81,6 +81,22 @@ def test_a_port_that_is_taken_is_named() -> None:
     with pytest.raises(ConfigError, match=f"port {one.getsockname()[1]}"):
         bound("127.0.0.1", one.getsockname()[1])
     one.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_grpc_listens_where_http_does(tmp_path: Path, host: str) -> None:
+    if host == "::1":
+        try:
+            bound(host, 0).close()
+        except ConfigError:
+            pytest.skip("no IPv6 here")
+    one = worker(tmp_path, Echo)
+    settings = Settings(host=host, grpc_port=0)
+
+    async def main() -> None:
+        assert Rpc(Plane(AdaptiveModel(one, settings, one.watch)), settings).port > 0
+
+    asyncio.run(main())
 
 
 def test_bodies_are_bounded_together() -> None:

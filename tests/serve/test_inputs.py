@@ -106,6 +106,30 @@ def test_a_bytes_tensor_with_wrong_lengths() -> None:
             samples(asked, SETTINGS, True)
 
 
+@pytest.mark.parametrize(
+    ("tensor", "match"),
+    [
+        ({"datatype": "UINT8", "data": [300] * 72}, "got 300 to 300"),
+        ({"datatype": "UINT8", "data": [0.5] * 72}, "got 0.5 to 0.5"),
+        ({"data": np.zeros((1, 4, 6, 3)).tolist()}, r"shape is \[1, 3, 4, 6\], and the data is nested as \[1, 4, 6, 3\]"),
+        ({"datatype": "BYTES", "shape": [1], "data": ["aaaa"], "parameters": {"content_type": "gif"}}, "got 'gif'"),
+        ({"datatype": "BYTES", "shape": [1], "data": ["aaaa"], "parameters": {"content_type": "image"}}, "not PNG or JPEG$"),
+        ({"parameters": {"binary_data_size": "288"}}, "a number of bytes, got '288'"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_what_was_given(tensor: dict[str, Any], match: str) -> None:
+    with pytest.raises(Refused, match=match):
+        samples(request({"name": "input", "shape": [1, 3, 4, 6], "datatype": "FP32"} | tensor), SETTINGS, True)
+
+
+@pytest.mark.parametrize("key", ["binary_data", "binary_data_output"])
+def test_binary_outputs_are_asked_for_by_true_or_false(key: str) -> None:
+    tensor = {"name": "input", "shape": [1, 3, 4, 6], "datatype": "FP32", "data": [0.0] * 72}
+    wanted = {"parameters": {key: "false"}}
+    with pytest.raises(Refused, match="is true or false, got 'false'"):
+        request(tensor, **(wanted if key == "binary_data_output" else {"outputs": [{"name": "label"} | wanted]}))
+
+
 @given(st.binary(max_size=300), st.one_of(st.none(), st.text(max_size=5), st.integers(-5, 400).map(str)))
 def test_any_bytes_are_a_request_or_refused(body: bytes, head: str | None) -> None:
     with suppress(Refused):                     # and nothing else is raised

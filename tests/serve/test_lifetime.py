@@ -1,11 +1,15 @@
 """Restarts: killed under load, asked to stop under load, asked twice."""
 
 import asyncio
+import gc
 import http.client
 import json
 import signal
 import threading
 import time
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +24,7 @@ from petal._files import alone
 from petal.checkpoint import Checkpoints, digest
 from petal.errors import ConfigError
 from petal.serve import server as server_module
+from petal.serve.http import bound
 from petal.serve.settings import Settings
 from serve.running import Running, infer_path, json_body
 
@@ -109,6 +114,17 @@ def until(condition: Any, seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
+@contextmanager
+def nothing_left_open() -> Iterator[None]:
+    """No file and no socket is left to the garbage collector."""
+    gc.collect()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        yield
+        gc.collect()
+    assert [str(one.message) for one in told if one.category is ResourceWarning] == []
+
+
 def test_killed_under_load_it_continues_from_the_last_checkpoint(fresh_folder: Path, x: Array) -> None:
     options = ["--set", "petal.views=1", "--checkpoint-seconds", "0.2", "--snapshot-every", "1000", "--seed", "3"]
     with Running(fresh_folder, options) as one:
@@ -189,6 +205,25 @@ def test_two_servers_do_not_share_a_folder(tmp_path: Path) -> None:
         server_module.run(Settings(folder=tmp_path), torch.device("cpu"))
 
 
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_folder_that_cannot_be_one(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"cannot write to {tmp_path / name}: .*; give another --folder"):
+        server_module.run(Settings(folder=tmp_path / name), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("port", ["http_port", "admin_port", "grpc_port"])
+def test_a_port_that_is_taken_leaves_nothing_open(fresh_folder: Path, port: str) -> None:
+    weights = fresh_folder / "source" / "network.safetensors"
+    taken = bound("127.0.0.1", 0)
+    ports = {"http_port": 0, "admin_port": 0, "grpc_port": 0, port: taken.getsockname()[1]}
+    settings = Settings(folder=fresh_folder, recipe="digits", method="tent", weights=weights, **ports)
+    said = f"cannot listen on 127.0.0.1 port {ports[port]}"
+    with closing(taken), nothing_left_open(), pytest.raises(ConfigError, match=said):
+        server_module.run(settings, torch.device("cpu"))
+    assert (fresh_folder / "audit.jsonl").read_text() == "", "it has not started"
+
+
 def test_a_folder_of_another_source_is_refused(fresh_folder: Path) -> None:
     """Weights that a checkpoint does not belong to: an error that says so, and nothing is overwritten."""
     adapter = petal.Tent(petal.models.build("small", 10, seed=5, width=8))
@@ -197,6 +232,6 @@ def test_a_folder_of_another_source_is_refused(fresh_folder: Path) -> None:
     before = checkpointed(fresh_folder)
     weights = fresh_folder / "source" / "network.safetensors"
     settings = Settings(folder=fresh_folder, recipe="digits", method="tent", weights=weights)
-    with pytest.raises(ConfigError, match="Give another --folder"):
+    with nothing_left_open(), pytest.raises(ConfigError, match="Give another --folder"):
         server_module.run(settings, torch.device("cpu"))
     assert checkpointed(fresh_folder) == before

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import nn
 
 import petal
 from petal.errors import ConfigError
@@ -52,6 +54,21 @@ def test_the_source_is_the_network_as_it_was_given(source: Path) -> None:
     assert one.unit_pixels
     assert one.distance is not None
     assert one.distance() > 0
+
+
+def test_a_network_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def mine(classes: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, classes))
+
+    monkeypatch.setitem(petal.models.NETWORKS, "mine", mine)
+    model = mine(5).eval()
+    save_file(model.state_dict(), tmp_path / "network.safetensors")
+    petal.DiagonalGaussian.isotropic(model, std=1e-3).save(tmp_path / "posterior.safetensors")
+    one = served(tmp_path, recipe=None, network="mine", classes=5, input=(1, 8, 8))
+    x = torch.rand(4, 1, 8, 8)
+    with torch.no_grad():
+        assert torch.allclose(one.source.predict(x), model(x), atol=1e-5)
+    assert one.adapter(x).shape == (4, 5)
 
 
 def test_another_adapter_like_it(source: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from petal.checkpoint import CheckpointError
 from petal.serve.logs import Audit
 from petal.serve.versions import NoVersion, Version, Versions
 from petal.serve.watch import FIELDS, WINDOW, History, Metrics, Seen, Watch
@@ -67,6 +66,14 @@ def test_the_audit_log_is_appended_to(tmp_path: Path) -> None:
     assert [json.loads(line)["version"] for line in path.read_text().splitlines()] == list(range(60))
 
 
+def test_a_full_disk_does_not_stop_an_action(caplog: pytest.LogCaptureFixture) -> None:
+    audit = Audit(Path("/dev/full"))            # takes no byte
+    with caplog.at_level("INFO"):
+        assert audit.write("freeze", "10.0.0.1", version=3)["version"] == 3
+    audit.close()
+    assert caplog.messages == ["/dev/full is not written: No space left on device", "audit: freeze"]
+
+
 def test_versions_are_files_that_petal_can_load(tmp_path: Path) -> None:
     adapter, versions = tent(), Versions(tmp_path, keep=2)
     states = {}
@@ -98,7 +105,7 @@ def test_a_damaged_version_is_refused_and_left_out(tmp_path: Path) -> None:
     content[-5] ^= 1
     file.write_bytes(bytes(content))
     before = state(adapter)
-    with pytest.raises(CheckpointError, match="damaged"):
+    with pytest.raises(NoVersion, match=r"version 1 can no longer be read \(there are: 0\)"):
         versions.put_back(adapter, 1)
     assert same(state(adapter), before)
     assert 1 not in versions

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import petal
 from networks import images, network
-from petal.checkpoint import CheckpointError, digest
+from petal.checkpoint import CheckpointError, Checkpoints, digest
 from petal.errors import InputError
 from petal.guard import Alarm
 from petal.serve.versions import NoVersion
@@ -238,6 +238,60 @@ def test_a_restart_continues_from_the_checkpoint_exactly(tmp_path: Path) -> None
     for seed in range(4):
         expected = twin(images(4, seed=seed))
     assert np.allclose(two.submit(images(4, seed=3)).result(WAIT).logits, expected.numpy(), atol=1e-6)
+
+
+def test_versions_kept_after_the_last_checkpoint_have_their_numbers_for_themselves(tmp_path: Path) -> None:
+    """Killed before the next checkpoint: what was kept stays what it was."""
+    one = worker(tmp_path, snapshot_every=2)
+    one.start()
+    for seed in range(3):
+        settle([one.submit(images(4, seed=seed))])
+    kept = (tmp_path / "versions" / "version-2.safetensors").read_bytes()
+    two = worker(tmp_path, snapshot_every=2)
+    two.start()
+    for seed in range(4):
+        settle([two.submit(images(4, seed=seed))])
+    two.act("digest", "test").result(WAIT)
+    assert two.version == 6, "3 is the first"
+    assert [v.number for v in two.versions.list()] == [0, 2, 4, 6]
+    assert (tmp_path / "versions" / "version-2.safetensors").read_bytes() == kept
+
+
+def test_looking_at_versions_leaves_torchs_random_numbers_alone(tmp_path: Path) -> None:
+    one = worker(tmp_path, snapshot_every=1)
+    one.start()
+    for seed in range(2):
+        settle([one.submit(images(4, seed=seed))])
+    torch.rand(1)
+    one.act("checkpoint", "test").result(WAIT)
+    before = torch.get_rng_state()
+    settle([one.submit(images(4), "1")])
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.rand(1)
+    worker(tmp_path)
+    assert torch.equal(torch.get_rng_state(), before), "those of the checkpoint, not of a version"
+
+
+def test_a_version_whose_file_is_gone_is_not_found(tmp_path: Path) -> None:
+    one = worker(tmp_path, snapshot_every=1)
+    one.start()
+    for seed in range(3):
+        settle([one.submit(images(4, seed=seed))])
+    before = one.act("digest", "test").result(WAIT)
+    for number in (1, 2):
+        (tmp_path / "versions" / f"version-{number}.safetensors").unlink()
+    with pytest.raises(NoVersion, match="version 1 can no longer be read"):
+        one.act("rollback", "test", version=1).result(WAIT)
+    with pytest.raises(NoVersion, match="version 2 can no longer be read"):
+        one.submit(images(4), "2").result(WAIT)
+    assert one.act("digest", "test").result(WAIT) == before
+
+
+def test_a_checkpoint_that_is_not_a_servers_is_refused(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path) as kept:
+        kept.save(tent(), {"position": 7})
+    with pytest.raises(CheckpointError, match="not a server's: it does not tell frozen, newest, steps, version"):
+        worker(tmp_path)
 
 
 def test_an_action_is_on_the_disk_when_it_is_answered(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def serve(
         "snapshot_every": snapshot_every, "snapshots": snapshots, "compare_seconds": compare_seconds,
     }  # fmt: skip
     try:
-        from petal.serve import logs, server  # KServe takes seconds to import, and is there with the extra only
+        from petal.serve import http, logs, server  # KServe takes seconds to import, and is there with the extra only
     except ModuleNotFoundError as error:
         raise ConfigError(f"the server needs its extra: pip install 'petal-tta[serve]' ({error})") from error
 
@@ -109,10 +109,11 @@ def serve(
     logs.configure(logging.WARNING if quiet else logging.INFO)
 
     def started(at: server.Addresses) -> None:
-        where = f"http://{at.host}:{at.http_port}/v2/models/{chosen.name}"
+        where = f"http://{http.address(at.host, at.http_port)}/v2/models/{chosen.name}"
         grpc_at = "" if at.grpc_port is None else f", gRPC on port {at.grpc_port}"
         print(f"serving {where}{grpc_at}", flush=True)
-        print(f"live page http://{at.admin_host}:{at.admin_port}/ with the token in {at.token_file}", flush=True)
+        page = f"http://{http.address(at.admin_host, at.admin_port)}/"
+        print(f"live page {page} with the token in {at.token_file}", flush=True)
 
     server.run(chosen, place, started)
 

@@ -131,6 +131,11 @@ async def read_body(request: Request, settings: Settings, share: Share) -> bytes
         raise Refused(f"the body did not come within {settings.read_seconds:g} s", 408, "slow") from None
     except ClientDisconnect:
         raise Refused("the connection was closed within the body", 400, "disconnected") from None
+    if not total and "upgrade" in request.headers and (told.strip("0") or "transfer-encoding" in request.headers):
+        raise Refused(      # uvicorn drops the body of a request that would rather speak another protocol
+            "requests are HTTP/1.1: leave the header Upgrade out (curl --http1.1; Java's HttpClient: version HTTP_1_1)",
+            reason="upgrade",
+        )
     return b"".join(parts)
 
 
@@ -168,18 +173,27 @@ class AccessLog:
 class Server(uvicorn.Server):
     """A uvicorn server on a socket of ours, which leaves signals to us."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, listening: socket.socket) -> None:
         config = uvicorn.Config(
             app, http=protocol(settings), ws="none", log_config=None, access_log=False, lifespan="off",
             timeout_keep_alive=max(1, round(settings.idle_seconds)), timeout_graceful_shutdown=3, server_header=False,
         )  # fmt: skip
         super().__init__(config)
-        self.socket = bound(host, port)
-        self.port: int = self.socket.getsockname()[1]
+        self.socket = listening
+        self.port: int = listening.getsockname()[1]
 
     async def run_until_told(self) -> None:
         """Serve until `should_exit`."""
         await self._serve(sockets=[self.socket])
+
+
+def address(host: str, port: int) -> str:
+    """Host and port as they are in an address.
+
+    >>> address("127.0.0.1", 8080), address("::1", 8080)
+    ('127.0.0.1:8080', '[::1]:8080')
+    """
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -187,9 +201,13 @@ def bound(host: str, port: int) -> socket.socket:
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         out = socket.socket(family, kind, proto)
-        out.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        out.bind(address)
-        out.listen(1024)
+        try:
+            out.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            out.bind(address)
+            out.listen(1024)
+        except OSError:
+            out.close()
+            raise
     except OSError as error:
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; give another host or port") from error
     out.setblocking(False)

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from petal.errors import PetalError
@@ -49,7 +49,7 @@ def read_request(body: bytes, head: str | None, model_name: str, version: str | 
     """A request from its body: JSON, or JSON of `head` bytes with the binary tensors after it."""
     length = len(body)
     if head is not None:
-        if not head.isascii() or not head.isdecimal() or int(head) > len(body):
+        if not head.isascii() or not head.isdecimal() or len(head) > 18 or int(head) > len(body):
             raise Refused(f"Inference-Header-Content-Length is that of the JSON part, at most {len(body)}; got {head!r:.40}")
         length = int(head)
     try:
@@ -90,8 +90,10 @@ def _input(entry: dict[str, Any], body: bytes, start: int) -> tuple[InferInput, 
     if "data" in entry:
         tensor.data = _checked(entry["data"], list, f"the data of {name!r}")
         return tensor, start
-    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+    if size is None:
         raise Refused(f"{name!r} has neither data nor a binary_data_size")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise Refused(f"the binary_data_size of {name!r} is a number of bytes, got {size!r:.40}")
     if start + size > len(body):
         raise Refused(f"the request ends within {name!r}: {len(body) - start} of its {size} bytes are there")
     tensor._raw_data = body[start : start + size]
@@ -106,6 +108,8 @@ def _parameters(entry: Mapping[str, Any], what: str) -> dict[str, Any]:
     for key, value in found.items():
         if not isinstance(value, (str, int, float)):
             raise Refused(f"the parameter {key!r:.60} of {what} is a number, a text, true or false")
+        if key in ("binary_data", "binary_data_output") and not isinstance(value, bool):
+            raise Refused(f"the parameter {key!r} of {what} is true or false, got {value!r:.40}")
     return dict(found)
 
 
@@ -177,15 +181,17 @@ def _numbers(tensor: InferInput, shape: list[int]) -> NDArray[np.float32]:
         values: NDArray[Any] = np.frombuffer(tensor._raw_data, kind)
     else:
         try:
-            values = np.asarray(tensor.data).reshape(-1)
+            values = np.asarray(tensor.data)
         except (ValueError, OverflowError) as error:
             raise Refused(f"the data is not a regular list of numbers: {error}") from error
         if values.dtype.kind not in "iuf":
             raise Refused("the data is not a regular list of numbers")
         if values.size != count:
             raise Refused(f"shape {shape} takes {count} numbers, got {values.size}")
+        if values.ndim == len(shape) and list(values.shape) != shape:
+            raise Refused(f"the shape is {shape}, and the data is nested as {list(values.shape)}")
         if tensor.datatype == "UINT8" and (values.dtype.kind == "f" or values.min() < 0 or values.max() > 255):
-            raise Refused("UINT8 data are whole numbers in 0..255")
+            raise Refused(f"UINT8 data are whole numbers in 0..255, got {values.min()} to {values.max()}")
     with np.errstate(over="ignore"):
         x = values.astype(np.float32).reshape(shape)
     return x / np.float32(255) if tensor.datatype == "UINT8" else x
@@ -193,7 +199,10 @@ def _numbers(tensor: InferInput, shape: list[int]) -> NDArray[np.float32]:
 
 def _images(tensor: InferInput, shape: list[int], settings: Settings, kind: Any) -> NDArray[np.float32]:
     if not isinstance(kind, str) or kind not in IMAGE_TYPES:
-        raise Refused('BYTES are images: say so with the parameter content_type = "image" (PNG or JPEG)', reason="datatype")
+        got = "" if kind is None else f"; got {kind!r:.40}"
+        raise Refused(
+            f'BYTES are images: say so with the parameter content_type = "image" (PNG or JPEG){got}', reason="datatype"
+        )
     if len(settings.input) != 3 or settings.input[0] not in (1, 3):
         raise Refused("this model does not take images", reason="datatype")
     if len(shape) not in (1, 2) or (len(shape) == 2 and shape[1] != 1):
@@ -259,7 +268,8 @@ def decode(data: bytes, settings: Settings, most_pixels: int, kind: str = "image
     except Refused:
         raise
     except Exception as error:              # Pillow's readers fail in many ways on damaged files
-        raise Refused(f"truncated, or not {' or '.join(formats)}: {error}"[:300], reason="image") from error
+        why = "" if isinstance(error, UnidentifiedImageError) else f": {error}"      # that one tells of our buffer
+        raise Refused(f"truncated, or not {' or '.join(formats)}{why}"[:300], reason="image") from error
     if picture.size != (width, height):
         picture = ImageOps.fit(picture, (width, height), Image.Resampling.BILINEAR)
     array = np.asarray(picture, np.float32) / np.float32(255)

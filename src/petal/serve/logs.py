@@ -5,11 +5,14 @@ import logging
 import os
 import sys
 import threading
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from petal.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 _PLAIN = {*logging.LogRecord("", 0, "", 0, "", None, None).__dict__, "message", "asctime", "color_message", "taskName"}
 
@@ -64,13 +67,16 @@ class Audit:
             raise ConfigError(f"cannot write the audit log {path}: {error.strerror}") from error
 
     def write(self, action: str, by: str, **about: Any) -> dict[str, Any]:
-        """Add a line."""
+        """Add a line. A full disk is told in the log, which has the line too; actions go on."""
         entry = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "action": action, "by": by, **about}
         with self.lock:
-            self.file.write(json.dumps(entry, default=str) + "\n")
-            self.file.flush()
-            os.fsync(self.file.fileno())
-        logging.getLogger(__name__).info("audit: %s", action, extra={k: v for k, v in entry.items() if k != "time"})
+            try:
+                self.file.write(json.dumps(entry, default=str) + "\n")
+                self.file.flush()
+                os.fsync(self.file.fileno())
+            except OSError as error:
+                log.warning("%s is not written: %s", self.path, error.strerror)
+        log.info("audit: %s", action, extra={k: v for k, v in entry.items() if k != "time"})
         return entry
 
     def last(self, count: int) -> list[dict[str, Any]]:
@@ -88,4 +94,5 @@ class Audit:
 
     def close(self) -> None:
         """Let go of the file."""
-        self.file.close()
+        with suppress(OSError):                 # what a full disk did not take has been told
+            self.file.close()

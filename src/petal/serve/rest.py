@@ -51,7 +51,7 @@ class Door:
 
 def refused(found: Refused) -> Response:
     """A refusal as {"error": text} with its status and headers."""
-    headers = {"connection": "close"} if found.status in CLOSING or found.reason == "closing" else {}
+    headers = {"connection": "close"} if found.status in CLOSING or found.reason in ("closing", "upgrade") else {}
     if found.retry_after is not None:
         headers["retry-after"] = str(found.retry_after)
     return JSONResponse({"error": str(found)}, found.status, headers)
@@ -172,7 +172,10 @@ def metrics_endpoint(registry: CollectorRegistry) -> Any:
     """The numbers as Prometheus wants them."""
 
     async def metrics(request: Request) -> Response:
-        encoder, kind = exposition.choose_encoder(request.headers.get("accept", ""))
+        try:
+            encoder, kind = exposition.choose_encoder(request.headers.get("accept", ""))
+        except (TypeError, ValueError):     # a version that is no number
+            encoder, kind = exposition.choose_encoder("")
         return Response(encoder(registry), headers={"content-type": kind})
 
     return metrics

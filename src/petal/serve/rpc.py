@@ -8,6 +8,7 @@ from grpc import aio
 
 from petal.errors import ConfigError
 from petal.serve._kserve import InferenceServicer, add_GRPCInferenceServiceServicer_to_server, pb
+from petal.serve.http import address
 from petal.serve.settings import Settings
 from petal.serve.wire import Plane, refusal
 
@@ -93,7 +94,7 @@ class Rpc:
         )
         add_GRPCInferenceServiceServicer_to_server(Servicer(plane), self.server)
         try:
-            self.port: int = self.server.add_insecure_port(f"{settings.host}:{settings.grpc_port}")
+            self.port: int = self.server.add_insecure_port(address(settings.host, settings.grpc_port))
         except RuntimeError as error:
             raise ConfigError(
                 f"cannot listen on {settings.host} port {settings.grpc_port}: give another --grpc-port, or --no-grpc"

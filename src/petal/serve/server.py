@@ -5,9 +5,11 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from petal._files import alone, replacing
 from petal.checkpoint import CheckpointError, Checkpoints
 from petal.errors import ConfigError
 from petal.serve.admin import admin_app, read_token
-from petal.serve.http import Server
+from petal.serve.http import Server, bound
 from petal.serve.logs import Audit
 from petal.serve.model import build, warm_up
 from petal.serve.rest import public_app
@@ -55,35 +57,41 @@ def run(settings: Settings, device: torch.device, started: Callable[[Addresses],
 
     A second signal stops the waiting: what is still queued is refused with 503, and the checkpoint is written at once.
     """
-    settings.folder.mkdir(parents=True, exist_ok=True)
-    with alone(settings.folder, f"another server is running in {settings.folder}: give another --folder"):
+    with ExitStack() as held:
+        try:
+            settings.folder.mkdir(parents=True, exist_ok=True)
+            taken = f"another server is running in {settings.folder}: give another --folder"
+            held.enter_context(alone(settings.folder, taken))
+        except OSError as error:
+            raise ConfigError(f"cannot write to {settings.folder}: {error.strerror}; give another --folder") from error
         served = build(settings, device)
         warm_up(served, settings)
         about = (("model", settings.name), ("method", served.row), ("device", device.type))
         watch = Watch(Metrics(settings.batch_size, about))
-        audit = Audit(settings.folder / "audit.jsonl")
+        audit = held.enter_context(closing(Audit(settings.folder / "audit.jsonl")))
         versions = Versions(settings.folder / "versions", settings.snapshots)
         worker = Worker(served, settings, watch, audit, Checkpoints(settings.folder), versions)
         watch.metrics.queue_limit.set(settings.waiting)
         watch.metrics.checkpoint_age.set_function(lambda: time.time() - worker.checkpointed)
         try:
-            resumed = worker.resume()
+            worker.resume()
         except CheckpointError as error:
             raise ConfigError(f"{error}. Give another --folder, or the settings this one was begun with") from error
         token, token_file = read_token(settings)
         sys.setswitchinterval(SWITCH_SECONDS)
+        public = held.enter_context(closing(bound(settings.host, settings.http_port)))
+        admin = held.enter_context(closing(bound(settings.admin_host, settings.admin_port)))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, worker, watch, token, token_file, resumed, started))
-        audit.close()
+            runner.run(_serve(settings, worker, watch, (public, admin), token, token_file, started))
 
 
 async def _serve(
-    settings: Settings, worker: Worker, watch: Watch, token: str, token_file: Path, resumed: bool,
-    started: Callable[[Addresses], None],
+    settings: Settings, worker: Worker, watch: Watch, sockets: tuple[socket.socket, socket.socket], token: str,
+    token_file: Path, started: Callable[[Addresses], None],
 ) -> None:  # fmt: skip
     plane = Plane(AdaptiveModel(worker, settings, watch))
-    public = Server(public_app(plane, settings, watch.metrics.registry), settings, settings.host, settings.http_port)
-    admin = Server(admin_app(plane, settings, token), settings, settings.admin_host, settings.admin_port)
+    public = Server(public_app(plane, settings, watch.metrics.registry), settings, sockets[0])
+    admin = Server(admin_app(plane, settings, token), settings, sockets[1])
     rpc = Rpc(plane, settings) if settings.grpc else None
     signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -97,11 +105,11 @@ async def _serve(
     watch.metrics.ready.set(1)
     addresses = Addresses(
         os.getpid(), settings.host, public.port, None if rpc is None else rpc.port, settings.admin_host, admin.port,
-        str(token_file), resumed, worker.version,
+        str(token_file), worker.resumed, worker.version,
     )  # fmt: skip
     with replacing(settings.folder / "serve.json") as temporary:
         temporary.write_text(json.dumps(asdict(addresses), indent=1) + "\n")
-    log.info("serving", extra={"http_port": public.port, "admin_port": admin.port, "resumed": resumed})
+    log.info("serving", extra={"http_port": public.port, "admin_port": admin.port, "resumed": worker.resumed})
     started(addresses)
 
     await signals.get()

@@ -4,6 +4,7 @@ Version 0 is the state before any adaptation and is always there. Numbers only g
 version is not 201 if that was in use before, so that a number in an answer means one set of weights for ever.
 """
 
+import logging
 import re
 import time
 from contextlib import suppress
@@ -11,9 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from petal._random import random_state, set_random_state
 from petal.checkpoint import CheckpointError, DamagedCheckpoint, load, save
 from petal.errors import PetalError
 from petal.methods import Adapter
+
+log = logging.getLogger(__name__)
 
 
 class NoVersion(PetalError, LookupError):
@@ -48,14 +52,18 @@ class Versions:
         folder.mkdir(parents=True, exist_ok=True)
 
     def read(self, adapter: Adapter) -> None:
-        """Find the versions that an earlier process kept; a damaged file is left out. The adapter ends as it was."""
-        before = adapter.state_dict()
+        """Find the versions that an earlier process kept; a damaged file is left out.
+
+        The adapter and torch's own random numbers end as they were.
+        """
+        before, generators = adapter.state_dict(), random_state()
         for path in self.folder.glob("version-*.safetensors"):
             if match := _FILE.fullmatch(path.name):
                 with suppress(DamagedCheckpoint, KeyError, TypeError):
                     extra = load(adapter, path)
                     self._kept[int(match[1])] = Version(**extra["about"])
         adapter.load_state_dict(before)
+        set_random_state(generators)
 
     def list(self) -> list[Version]:
         """All there are, the oldest first."""
@@ -82,12 +90,15 @@ class Versions:
         elif number in self._kept:
             try:
                 load(adapter, self._path(number))
-            except CheckpointError:
+            except CheckpointError as error:
                 del self._kept[number]
-                raise
+                log.warning("version %d is lost: %s", number, error)
+                raise NoVersion(f"version {number} can no longer be read ({self._there()})") from error
         else:
-            there = ", ".join(str(v.number) for v in self.list())
-            raise NoVersion(f"version {number} is not kept (there are: {there})")
+            raise NoVersion(f"version {number} is not kept ({self._there()})")
+
+    def _there(self) -> str:
+        return f"there are: {', '.join(str(v.number) for v in self.list())}"
 
     def _path(self, number: int) -> Path:
         return self.folder / f"version-{number}.safetensors"

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from petal import functional as F
+from petal._random import random_state, set_random_state
 from petal.checkpoint import CheckpointError, Checkpoints, digest
 from petal.errors import PetalError
 from petal.methods import Adapter
@@ -90,7 +91,7 @@ class Worker(threading.Thread):
         checkpoints.on_write = self._written
         self.adapter: Adapter = served.adapter
         self.version = self.newest = self.steps = 0
-        self.frozen = False
+        self.frozen = self.resumed = False
         self.changed = False                # since the last checkpoint
         self.checkpointed = self._tried = time.time()
         self.waiting = 0                    # samples in the queue
@@ -178,21 +179,24 @@ class Worker(threading.Thread):
 
     # The thread
 
-    def resume(self) -> bool:
+    def resume(self) -> None:
         """Continue from the last checkpoint, if there is one; before the thread starts."""
         extra = self.checkpoints.load_latest(self.adapter)
         self.versions.read(self.adapter)
         if extra is not None:
+            if missing := {"version", "newest", "steps", "frozen"} - extra.keys():
+                folder, what = self.checkpoints.folder, ", ".join(sorted(missing))
+                raise CheckpointError(f"the checkpoint in {folder} is not a server's: it does not tell {what}")
             self.version, self.newest, self.steps = (int(extra[key]) for key in ("version", "newest", "steps"))
-            self.frozen = bool(extra["frozen"])
+            self.frozen, self.resumed = bool(extra["frozen"]), True
+        self.newest = max(self.newest, *(v.number for v in self.versions.list()))      # kept after the last checkpoint
         self._snapshot_steps = self.steps
         self._alarms = len(getattr(self.adapter, "alarms", ()))
         self.watch.state(self.version, self.frozen or self.resting)
-        self.audit.write("start", "server", version=self.version, resumed=extra is not None, frozen=self.frozen)
-        return extra is not None
 
     def run(self) -> None:
         """Work until closed."""
+        self.audit.write("start", "server", version=self.version, resumed=self.resumed, frozen=self.frozen)
         while (work := self._next()) is not None:
             if isinstance(work, list):
                 self._batch(work)
@@ -305,9 +309,11 @@ class Worker(threading.Thread):
         if number not in self.versions:
             raise NoVersion(f"version {number} is no longer kept")
         if self._viewer is None or self._viewer[0] != number:
+            generators = random_state()                 # a look at a version does not change what the method draws
             adapter = self.served.make() if self._viewer is None else self._viewer[1]
             self._viewer = None
             self.versions.put_back(adapter, number)
+            set_random_state(generators)
             self._viewer = number, adapter
         return self._viewer[1]
 
