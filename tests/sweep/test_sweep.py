@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -25,6 +26,7 @@ from petal.cli.report import report
 from petal.cli.sweep import Board, sweep
 from petal.recipes import setup
 from petal.sweep import Outcome, Part, Resources, cluster, prepare
+from petal.sweep.jobs import plugin_of
 from recipes.source import make_source
 
 SMALL = ["--images", "16", "--batch-size", "8", "--checkpoint-every", "4"]
@@ -162,6 +164,12 @@ def test_failed_runs_are_tried_again_and_told(ray: Any, source: list[str], tmp_p
         with pytest.raises(PetalError, match=r"1 of 4 runs failed(.|\n)*never enough memory"):
             call(*rest, "-m", "source", "--sequential")
         assert len(records(tmp_path / "s" / "digits")["source-o1-s0"]) == 30
+        done = ["digits", *SMALL, *source, "--plugin", plugin, "-m", "once", "-m", "bn", "--out", tmp_path / "s"]
+        assert "All 2 runs are done" in call(*done)
+        plugin.write_text(PLUGIN + "# other code")
+        plugin_of.cache_clear()             # as in another process
+        with pytest.raises(PetalError, match=r"plugin was .* and is"):
+            call(*done, "--sequential")
     finally:
         METHODS.pop("once", None)
         METHODS.pop("always", None)
@@ -271,12 +279,15 @@ def test_which_ray_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     fake = FakeRay()
     monkeypatch.setattr(cluster, "import_ray", lambda: fake)
+    reached: list[object] = []
+    monkeypatch.setattr("socket.create_connection", lambda place, timeout: reached.append(place) or socket.socket())
     with cluster.connected(Resources(local_cpus=3)):
         assert (fake.asked["address"], fake.asked["num_cpus"], fake.ended) == ("local", 3, False)
     assert fake.ended
     with cluster.connected(Resources(address="ray://head:10001", local_cpus=3)):
         assert fake.asked["address"] == "ray://head:10001"
         assert "num_cpus" not in fake.asked
+    assert reached == [("head", 10001)]
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     with cluster.connected(Resources()):
         assert fake.asked["address"] == "head:6379"
@@ -285,6 +296,14 @@ def test_which_ray_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
     fake.init = lambda **_: (_ for _ in ()).throw(ConnectionError("nobody"))  # type: ignore[method-assign]
     with pytest.raises(PetalError, match="no Ray at head:6379: nobody"), cluster.connected(Resources()):
+        pass
+
+
+def test_an_address_where_nobody_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "import_ray", FakeRay)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(PetalError, match=f"no Ray at {address}: .*refused"), cluster.connected(Resources(address=address)):
         pass
 
 

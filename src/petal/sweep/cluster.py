@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from petal.errors import ConfigError
 from petal.sweep.jobs import Outcome, Part, Ready, Task, prepare, work
 
 POLL = 0.5              # seconds between looks
+ANSWER = 10.0           # seconds in which a cluster must be reached
 
 T = TypeVar("T")
 
@@ -47,8 +49,9 @@ def connected(resources: Resources) -> Iterator[Any]:
         address = resources.address or os.environ.get("RAY_ADDRESS") or "local"
         local = {"num_cpus": resources.local_cpus, "include_dashboard": False} if address == "local" else {}
         try:
+            _check_answers(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(f"no Ray at {address}: {error}") from error
     try:
         _check_fits(ray, resources)
@@ -56,6 +59,13 @@ def connected(resources: Resources) -> Iterator[Any]:
     finally:
         if ours:
             ray.shutdown()
+
+
+def _check_answers(address: str) -> None:
+    """Somebody listens at HOST:PORT: Ray itself waits for many minutes, and says nothing."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        socket.create_connection((host, int(port)), ANSWER).close()
 
 
 def _check_fits(ray: Any, resources: Resources) -> None:

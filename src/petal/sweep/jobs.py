@@ -15,7 +15,7 @@ import torch
 from petal._files import alone
 from petal.errors import ConfigError, PetalError, PetalWarning
 from petal.recipes import Bench, Job, load_plugin, make_manifest, open_run, run_job, score
-from petal.recipes.run import describe_job, job_status, read_manifest, write_json
+from petal.recipes.run import describe_job, file_hash, job_status, read_manifest, write_json
 from petal.recipes.setup import Setup
 
 FORMAT = "petal-sweep-1"
@@ -111,9 +111,14 @@ def write_sweep(folder: Path, parts: Sequence[Part], command: str) -> None:
 
 def _all_done(part: Part) -> bool:
     try:
-        known = {job["id"]: job for job in read_manifest(part.folder)["jobs"]}
+        manifest = read_manifest(part.folder)
     except ConfigError:
         return False
+    for key in ("weights", "posterior", "plugin"):      # the files may have changed where they are
+        path, was = getattr(part.setup, key), manifest.get(key, {}).get("sha256")
+        if path is not None and Path(path).is_file() and file_hash(path) != was:
+            return False
+    known = {job["id"]: job for job in manifest["jobs"]}
     return all(
         known.get(job.id) == describe_job(job) and job_status(part.folder / "jobs" / job.id) == "done" for job in part.jobs
     )
