@@ -18,8 +18,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import petal
+from petal import cli
 from petal._files import alone
 from petal.checkpoint import Checkpoints, digest
 from petal.errors import ConfigError
@@ -212,6 +214,12 @@ def test_a_folder_that_cannot_be_one(tmp_path: Path, name: str) -> None:
         server_module.run(Settings(folder=tmp_path / name), torch.device("cpu"))
 
 
+def test_a_folder_that_cannot_be_one_for_the_demo(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"cannot write to {tmp_path / 'file'}: .*; give another --folder"):
+        cli.app(["serve", "--demo", "--folder", str(tmp_path / "file")], standalone_mode=False)
+
+
 @pytest.mark.parametrize("port", ["http_port", "admin_port", "grpc_port"])
 def test_a_port_that_is_taken_leaves_nothing_open(fresh_folder: Path, port: str) -> None:
     weights = fresh_folder / "source" / "network.safetensors"
@@ -235,3 +243,21 @@ def test_a_folder_of_another_source_is_refused(fresh_folder: Path) -> None:
     with nothing_left_open(), pytest.raises(ConfigError, match="Give another --folder"):
         server_module.run(settings, torch.device("cpu"))
     assert checkpointed(fresh_folder) == before
+
+
+def test_other_weights_are_noticed_beside_the_same_posterior(fresh_folder: Path) -> None:
+    """PETAL starts at the posterior's mean, so that its own checkpoints do not know the weights."""
+    weights, q = (fresh_folder / "source" / f"{name}.safetensors" for name in ("network", "posterior"))
+    ports = {"http_port": 0, "admin_port": 0, "grpc_port": 0}
+    settings = Settings(folder=fresh_folder, recipe="digits", weights=weights, posterior=q, guard="rollback", **ports)
+
+    def started(at: server_module.Addresses) -> None:
+        raise AssertionError("it has started")
+
+    with Running(fresh_folder, ["--no-small-batch"]) as one:
+        one.ask("POST", "/api/checkpoint")
+        assert one.stop() == 0
+    content = load_file(weights)
+    save_file({k: v + 0.01 if v.ndim == 4 else v for k, v in content.items()}, weights)
+    with nothing_left_open(), pytest.raises(ConfigError, match=r"made beside other source weights\. Give another --folder"):
+        server_module.run(settings, torch.device("cpu"), started)

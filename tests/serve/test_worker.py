@@ -255,6 +255,9 @@ def test_versions_kept_after_the_last_checkpoint_have_their_numbers_for_themselv
     assert two.version == 6, "3 is the first"
     assert [v.number for v in two.versions.list()] == [0, 2, 4, 6]
     assert (tmp_path / "versions" / "version-2.safetensors").read_bytes() == kept
+    for each in (one, two):
+        each.close()
+        each.join(WAIT)
 
 
 def test_looking_at_versions_leaves_torchs_random_numbers_alone(tmp_path: Path) -> None:
@@ -270,6 +273,7 @@ def test_looking_at_versions_leaves_torchs_random_numbers_alone(tmp_path: Path) 
     torch.rand(1)
     worker(tmp_path)
     assert torch.equal(torch.get_rng_state(), before), "those of the checkpoint, not of a version"
+    one.close()
 
 
 def test_a_version_whose_file_is_gone_is_not_found(tmp_path: Path) -> None:
@@ -285,6 +289,7 @@ def test_a_version_whose_file_is_gone_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NoVersion, match="version 2 can no longer be read"):
         one.submit(images(4), "2").result(WAIT)
     assert one.act("digest", "test").result(WAIT) == before
+    one.close()
 
 
 def test_a_checkpoint_that_is_not_a_servers_is_refused(tmp_path: Path) -> None:

@@ -103,8 +103,11 @@ def serve(
     place = choose_device(chosen.device)
     if demo:
         fit_threads(recipe("digits"))
-        with shown_warnings(console):
-            found = source_on_the_spot(recipe("digits"), chosen.folder / "source", place, console, quiet)
+        try:
+            with shown_warnings(console):
+                found = source_on_the_spot(recipe("digits"), chosen.folder / "source", place, console, quiet)
+        except OSError as error:
+            raise ConfigError(f"cannot write to {chosen.folder}: {error.strerror}; give another --folder") from error
         chosen = chosen.updated({"weights": chosen.weights or found[0], "posterior": chosen.posterior or found[1]})
     logs.configure(logging.WARNING if quiet else logging.INFO)
 

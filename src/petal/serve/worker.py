@@ -21,7 +21,7 @@ from torch import Tensor
 
 from petal import functional as F
 from petal._random import random_state, set_random_state
-from petal.checkpoint import CheckpointError, Checkpoints, digest
+from petal.checkpoint import CheckpointError, Checkpoints, digest, fingerprint
 from petal.errors import PetalError
 from petal.methods import Adapter
 from petal.serve.logs import Audit
@@ -90,6 +90,7 @@ class Worker(threading.Thread):
         self.checkpoints, self.versions = checkpoints, versions
         checkpoints.on_write = self._written
         self.adapter: Adapter = served.adapter
+        self.weights = fingerprint(served.source)
         self.version = self.newest = self.steps = 0
         self.frozen = self.resumed = False
         self.changed = False                # since the last checkpoint
@@ -187,6 +188,8 @@ class Worker(threading.Thread):
             if missing := {"version", "newest", "steps", "frozen"} - extra.keys():
                 folder, what = self.checkpoints.folder, ", ".join(sorted(missing))
                 raise CheckpointError(f"the checkpoint in {folder} is not a server's: it does not tell {what}")
+            if extra.get("weights", self.weights) != self.weights:      # PETAL itself starts at the posterior's mean
+                raise CheckpointError(f"the checkpoint in {self.checkpoints.folder} was made beside other source weights")
             self.version, self.newest, self.steps = (int(extra[key]) for key in ("version", "newest", "steps"))
             self.frozen, self.resumed = bool(extra["frozen"]), True
         self.newest = max(self.newest, *(v.number for v in self.versions.list()))      # kept after the last checkpoint
@@ -455,7 +458,10 @@ class Worker(threading.Thread):
         A full disk must not stop service; it is told and counted.
         """
         if self.changed:
-            extra = {"version": self.version, "newest": self.newest, "steps": self.steps, "frozen": self.frozen}
+            extra = {
+                "version": self.version, "newest": self.newest, "steps": self.steps, "frozen": self.frozen,
+                "weights": self.weights,
+            }  # fmt: skip
             self._tried = time.time()
             self.changed = False
             try:
