@@ -10,7 +10,7 @@ from rich.console import Console
 
 from petal.cli.common import choose_device, words
 from petal.cli.options import fit_threads, shown_warnings, source_on_the_spot
-from petal.errors import ConfigError
+from petal.errors import ConfigError, StorageError
 from petal.recipes import recipe
 from petal.serve import Settings, read_toml
 
@@ -106,8 +106,8 @@ def serve(
         try:
             with shown_warnings(console):
                 found = source_on_the_spot(recipe("digits"), chosen.folder / "source", place, console, quiet)
-        except OSError as error:
-            raise ConfigError(f"cannot write to {chosen.folder}: {error.strerror}; give another --folder") from error
+        except StorageError as error:
+            raise ConfigError(f"cannot write to {chosen.folder}: {error}; give another --folder") from error
         chosen = chosen.updated({"weights": chosen.weights or found[0], "posterior": chosen.posterior or found[1]})
     logs.configure(logging.WARNING if quiet else logging.INFO)
 
