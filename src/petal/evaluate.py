@@ -10,7 +10,7 @@ from torch import Tensor
 
 from petal import functional as F
 from petal.errors import DataError
-from petal.methods import Adapter, Wrapper
+from petal.methods import Adapter
 
 BINS = 15
 
@@ -127,8 +127,6 @@ def evaluate_batch(adapter: Adapter, batch: BatchLike, number: int = 0) -> Recor
     """
     _check_labels(batch, number)
     x, y = batch.x.to(adapter.device), batch.y.to(adapter.device)
-    core = adapter.method if isinstance(adapter, Wrapper) else adapter
-    core.restored = 0.0                     # what it learned earlier is not of this batch, if it learns nothing now
     started = time.perf_counter()
     logits = adapter(x)
     if logits.device.type == "cuda":

@@ -78,6 +78,7 @@ class SmallBatch(Wrapper):
     def forward(self, x: Tensor) -> Tensor:
         """Predict at once; remember the samples; let the method learn from the memory when it is time."""
         with self._checked(x) as x:
+            self.adapter.restored = 0.0             # what it learned from an earlier batch is not of this one
             logits = self._predicted(x)
             self._remember(x, logits)
             if self._waiting >= self.every and self._samples is not None and len(self._samples) == self.memory:
