@@ -211,6 +211,7 @@ def test_without_ray(source: list[str], tmp_path: Path, monkeypatch: pytest.Monk
         (["digits", "--device", "cuda", "--gpus", "0"], "for example 0.25"),
         (["digits", "--device", "cuda:1"], "Ray deals out the GPUs"),
         (["digits", "--weights", "a", "--weights", "b"], "for all recipes twice"),
+        (["digits", "-m", "bn", "--sequential", "--retries", "1", "--address", "auto"], "--address, --retries is for Ray"),
         (["digits", "cifar10", "--weights", "digits=a", "--sequential", "-m", "bn"], "digits: .*no .* at a"),
     ],
 )

@@ -53,8 +53,8 @@ class Parts:
         return self.rest + share * self.view + (self.views - share) * self.draw + (self.exchange if ranks > 1 else 0.0)
 
 
-def parts_of(file: Path, setting: "Setting", draw: float, exchange: float) -> Parts:
-    """From what `petal bench steps --json` measured on one rank; what it did not measure is given."""
+def parts_of(file: Path, setting: "Setting") -> Parts:
+    """From what `petal bench steps --json` measured on one rank, which are neither draws nor messages."""
     from petal.bench.page import read  # matplotlib takes a second to import
 
     wanted = {"method": setting.method, "network": setting.network, "batch": setting.batch, "views": setting.views,
@@ -63,7 +63,7 @@ def parts_of(file: Path, setting: "Setting", draw: float, exchange: float) -> Pa
         parts = row["parts"]
         shared = parts.get("views and teacher", parts.get("views", 0.0) + parts.get("teacher on views", 0.0))
         if shared and all(row[key] == value for key, value in wanted.items()):
-            return Parts(setting.views, row["ms"] - shared, shared / setting.views, draw, exchange)
+            return Parts(setting.views, row["ms"] - shared, shared / setting.views)
     told = ", ".join(f"{key} {value}" for key, value in wanted.items())
     raise ConfigError(f"{file} has no row with its parts for {told}")
 

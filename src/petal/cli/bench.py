@@ -1,6 +1,7 @@
 """`petal bench`: how long steps and corruptions take on this machine."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -104,8 +105,8 @@ def bench_scale(
     steps_file: Annotated[
         Path | None, typer.Option("--steps", help="Measure nothing: take the parts from this file of `petal bench steps`.")
     ] = None,
-    draw_ms: Annotated[float, typer.Option(help="The random numbers of a view, where nothing is measured.")] = 0.0,
-    exchange_ms: Annotated[float, typer.Option(help="The messages of a step, where nothing is measured.")] = 0.0,
+    draw_ms: Annotated[float | None, typer.Option(help="Of the random numbers of a view, if not measured.")] = None,
+    exchange_ms: Annotated[float | None, typer.Option(help="Of the messages of a step, if not measured.")] = None,
     device: Device = "auto",
     out: Json = None,
 ) -> None:
@@ -115,10 +116,13 @@ def bench_scale(
     setting = scale.Setting(method, network, batch, views, chosen, kind, batches, busy=busy)
     measured: dict[int, float] = {}
     if steps_file is not None:
-        parts = scale.parts_of(steps_file, setting, draw_ms, exchange_ms)
+        parts = scale.parts_of(steps_file, setting)
     else:
         with console.status("measuring"):
             parts, measured = scale.measure(setting, numbers([measure], "--measure"), repeat)
+    draw = parts.draw if draw_ms is None else draw_ms
+    exchange = parts.exchange if exchange_ms is None else exchange_ms
+    parts = replace(parts, draw=draw, exchange=exchange)
     rows = scale.table(parts, numbers([ranks], "--ranks"), measured)
     _write(out, "scale", [row.to_json() for row in rows])
     console.print(

@@ -184,11 +184,11 @@ def run_all(
             run_job(job, folder, bench, checkpoint_every=every, progress=shown, stop=stop)
             if stop.over and shown.position < lengths[job.order]:
                 text = f"{name:<32} stopped at batch {shown.position} of {lengths[job.order]}: the same command goes on"
-                progress.console.print(text, highlight=False)
-                break
-            done += lengths[job.order]
-            progress.remove_task(task)
-            progress.console.print(f"{name:<32} error {100 * shown.error:6.2f} %{shown.note}", highlight=False)
+            else:
+                text = f"{name:<32} error {100 * shown.error:6.2f} %{shown.note}"
+                done += lengths[job.order]
+                progress.remove_task(task)
+            progress.console.print(text, highlight=False)
             if stop.over:
                 break
 

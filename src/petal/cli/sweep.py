@@ -69,7 +69,7 @@ def sweep(
         Path, typer.Option(help="Folder of the sweep; on a cluster, one that all machines see.")
     ] = Path("runs/sweep"),
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    cpus: Annotated[float, typer.Option(min=0, help="CPUs for each run.")] = 1,
+    cpus: Annotated[float | None, typer.Option(min=0, help="CPUs for each run. Default: 1.")] = None,
     gpus: Annotated[
         float | None, typer.Option(min=0, help="GPUs for each run, or a fraction of one. Default: 1 if there are some.")
     ] = None,
@@ -77,7 +77,9 @@ def sweep(
         str | None, typer.Option(help="A Ray cluster, for example auto or ray://head:10001. Default: Ray on this machine.")
     ] = None,
     local_cpus: Annotated[int | None, typer.Option(min=1, help="CPUs of Ray on this machine. Default: all.")] = None,
-    retries: Annotated[int, typer.Option(min=0, help="How often a run that is lost or fails is begun again.")] = 3,
+    retries: Annotated[
+        int | None, typer.Option(min=0, help="How often a run that is lost or fails is begun again. Default: 3.")
+    ] = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(min=1, help="Batches between checkpoints. Default: about every 20 seconds.")
     ] = None,
@@ -92,6 +94,9 @@ def sweep(
     console = Console(quiet=quiet)
     if plugin is not None:
         load_plugin(plugin)
+    of_ray = {"--cpus": cpus, "--gpus": gpus, "--address": address, "--local-cpus": local_cpus, "--retries": retries}
+    if sequential and (useless := [name for name, value in of_ray.items() if value is not None]):
+        raise ConfigError(f"{', '.join(useless)} is for Ray, and --sequential does without: leave one of them out")
     kind, each = share_of(device, gpus, sequential)
     names = list(dict.fromkeys(recipe_names))
     folder = out.resolve()
@@ -118,7 +123,7 @@ def sweep(
     if not left:
         console.print(f"All {count} runs are done; `petal report {out}` shows them.", markup=False, highlight=False)
         return
-    resources = Resources(cpus, each, retries, address, local_cpus)
+    resources = Resources(1 if cpus is None else cpus, each, 3 if retries is None else retries, address, local_cpus)
     with shown_warnings(console), ExitStack() as stack:
         ray = None if sequential else stack.enter_context(connected(resources))
         with console.status("preparing"):
