@@ -40,16 +40,17 @@ class Policy:
         return torch.compile(function, dynamic=False, **options)
 
 
-def record(body: Callable[[], None], pool: Any) -> Callable[[], None]:
+def record(body: Callable[[], None], pool: Any, warmup: int = 3) -> Callable[[], None]:
     """Run `body` to warm it up, record it as a CUDA graph in a memory pool, and return what replays it."""
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     # shapes stay the same, so it pays to let cuDNN try its algorithms
     with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=torch.backends.cudnn.allow_tf32):
         with torch.cuda.stream(side):
-            for _ in range(3):
+            for _ in range(warmup):
                 body()
         torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.empty_cache()  # what the warm-up needed, the graph's pool cannot use
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             body()

@@ -410,7 +410,8 @@ class Program:
         try:
             with torch.enable_grad(), engine.autocast():
                 logits = adapter.forward_through(self.student, self.x).to(adapter.dtype)
-            self.plain = logits.detach()
+            logits = logits.detach()  # kept outside of what a graph's other parts write over
+            self.plain = logits if self.plain is None else self.plain.copy_(logits)
         finally:
             engine.student.copy_(kept)
 
@@ -489,13 +490,14 @@ class Program:
         adapter = self.engine.adapter
         keep = [t.cpu() for t in self._mutable()]  # not on the device, whose peak memory this would be
         pool = torch.cuda.graph_pool_handle()
+        torch.cuda.empty_cache()  # the memory of a program that this one follows
         try:
             with torch.no_grad():
-                self.look = record(self._look, pool)
-                self.guess = record(self._guess, pool)
+                self._guess()
                 assert self.plain is not None
                 self.view.copy_(self.x)
                 self.target, self.total = self.plain.clone(), self.plain.clone()
+                self.look = record(self._look, pool)
                 if adapter.views:
                     self.add = record(self._add, pool)
                 if adapter.views and isinstance(adapter.augment, Views):  # its kernels are compiled now, not in the stream
@@ -504,6 +506,8 @@ class Program:
                 if self.lots is not None:
                     self.lots.fill_(1.0)
                 self.adapt = record(self._adapt, pool)
+                # the plain prediction is a part of it, so it is warm, and finds room in the memory of the whole
+                self.guess = record(self._guess, pool, warmup=0)
             self.captured = True
         except Exception as error:
             log.warning("this network cannot run as a CUDA graph and runs without: %s", error)

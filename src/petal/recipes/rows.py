@@ -4,8 +4,10 @@ import hashlib
 import importlib.util
 import inspect
 import sys
+import types
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,13 @@ def needs_posterior(method: type[Adapter]) -> bool:
     return issubclass(method, Petal) or "posterior" in inspect.signature(method.__init__).parameters
 
 
+class _AsItIs(SourceFileLoader):
+    """Runs a file as it is now: kept bytecode would pass for that of a file changed within the same second."""
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
 def load_plugin(path: str | Path) -> dict[str, str]:
     """Run a user's file, which adds its methods to `petal.METHODS`. Returns its path and hash; an error if it adds none."""
     path = Path(path)
@@ -108,8 +117,8 @@ def load_plugin(path: str | Path) -> dict[str, str]:
         raise ConfigError(f"no plugin at {path}: give a Python file that adds to petal.METHODS")
     before = dict(METHODS)
     name = f"petal_plugin_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    spec = importlib.util.spec_from_file_location(name, path, loader=_AsItIs(name, str(path)))
+    if spec is None or spec.loader is None or path.suffix != ".py":
         raise ConfigError(f"{path} is not a Python file: a plugin is one, named .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
