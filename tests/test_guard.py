@@ -98,6 +98,10 @@ def test_signals_against_numpy() -> None:
     assert 0 < differ.mean() < 1
     assert status["distance"] == pytest.approx(math.sqrt(1 + 0.25) / math.sqrt(CLASSES), rel=1e-5)
     assert status["update"] == 0.0  # nothing moved since the first batch
+    q = softmax(x[1].numpy().astype(np.float64))
+    flatter = (q * np.log(q)).sum(1).mean() - (p[1] * np.log(p[1])).sum(1).mean()
+    assert status["drift"] == pytest.approx(flatter / np.log(CLASSES), rel=1e-4)
+    assert flatter > 0.05
 
 
 def test_distance_is_in_standard_deviations_of_the_posterior() -> None:
@@ -269,6 +273,68 @@ def test_learning_is_off_while_frozen_and_by_hand() -> None:
     assert guard.alarms == []
 
 
+def flatten(guard: Guard, share: float) -> None:
+    """Answers a little less sure than the source's, for good."""
+    with torch.no_grad():
+        guard.adapted["weight"].mul_(share)
+
+
+def test_drift_is_drawn_back_to_its_limit_without_an_alarm() -> None:
+    guard = make()
+    drive(guard, 20)
+    assert guard.pulls == 0
+    assert torch.equal(guard.adapted["weight"], torch.eye(CLASSES))         # while nothing is wrong nothing is changed
+    flatten(guard, 0.6)
+    guard.optimizer.state[guard.adapted["bias"]] = {"momentum_buffer": torch.ones(CLASSES)}
+    while guard.pulls == 0:
+        drive(guard, 2, first=guard.batches)
+    assert guard.adapted["weight"][0, 0].item() == pytest.approx(0.6 + 0.05 * 0.4, rel=1e-6)
+    assert guard.optimizer.state[guard.adapted["bias"]]                     # the optimizer goes on
+    drive(guard, 200, first=guard.batches)
+    assert guard.status()["drift"] < 0.05
+    after = guard.pulls
+    drive(guard, 40, first=guard.batches)
+    assert guard.pulls == after > 1                                         # held, and left alone from there on
+    assert guard.adapted["weight"][0, 0].item() < 0.99
+    assert guard.alarms == []
+
+
+@pytest.mark.parametrize(
+    "options", [{"drift": 1.0}, {"policy": "warn"}, {"pull": 0.0}, {"drift": 0.3}], ids=["off", "warn", "still", "higher"]
+)
+def test_drift_that_is_not_to_be_drawn_back_stays(options: dict[str, object]) -> None:
+    guard = make(**options)  # type: ignore[arg-type]
+    flatten(guard, 0.7)
+    drive(guard, 60)
+    assert 0.2 < guard.status()["drift"] < 0.3
+    assert guard.adapted["weight"][0, 0].item() == pytest.approx(0.7)
+
+
+def test_a_larger_pull_is_faster() -> None:
+    def looks(pull: float) -> int:
+        guard = make(pull=pull)
+        flatten(guard, 0.6)
+        drive(guard, 100)
+        return guard.pulls
+
+    assert 0 < looks(0.3) < looks(0.1)
+
+
+def test_drift_is_of_predictions_without_views() -> None:
+    """The average over views is flatter than one prediction with the same weights; that is no wear."""
+    model = network()
+    adapter = petal.Petal(model, petal.DiagonalGaussian.isotropic(model, std=0.1), lr=0.0, prior_weight=0.0, restore=None,
+                          confidence=1.1, gate="batch", views=4, augment=lambda x: torch.randn_like(x))  # fmt: skip
+    guard = Guard(adapter, every=1)
+    guard(images(seed=0))
+    assert guard.views_used
+    assert guard.status()["drift"] == pytest.approx(0.0, abs=1e-7)
+    with torch.no_grad():
+        list(guard.teacher.parameters())[-2].mul_(0.1)                      # the last layer: flatter, in the teacher alone
+    guard(images(seed=0))
+    assert guard.status()["drift"] > 0.01
+
+
 def test_a_runaway_is_seen_before_it_shows() -> None:
     """Steps fifty times as long: weights give it away while the answers are still right."""
     guard = make("warn", distance=3.0, update=10.0)
@@ -312,7 +378,8 @@ def test_a_state_that_does_not_fit_changes_nothing() -> None:
     guard = make()
     drive(guard, 12)
     before = guard.state_dict()
-    wrong = {"guard.counters": None, "guard.good.model.weight": torch.zeros(2), "guard.more": torch.zeros(1)}
+    wrong = {"guard.counters": None, "guard.good.model.weight": torch.zeros(2), "guard.more": torch.zeros(1),
+             "guard.pairs": torch.zeros(3)}  # fmt: skip
     for key, value in wrong.items():
         state = dict(before)
         if value is None:
@@ -353,6 +420,8 @@ def test_the_inner_adapter_shows_through() -> None:
         ({"distance": 0.5}, "distance must be"),
         ({"soften": -1.0}, "soften must be"),
         ({"cooldown": 0}, "cooldown must be"),
+        ({"drift": -0.1}, "drift must be"),
+        ({"pull": 1.5}, "pull must be"),
     ],
 )
 def test_bad_settings_are_named(options: dict[str, object], words: str) -> None:

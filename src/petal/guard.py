@@ -11,6 +11,11 @@ together:
     disagreement    share of samples that the source calls otherwise
     distance        root mean square of (θ - θ_0) / σ by the source posterior if the method has one, else |θ - θ_0| / |θ_0|
     update          the same measure of the way since the last snapshot, for each batch
+    drift           how much flatter its predictions without views are than the source's: (H - H_0) / log(classes)
+
+A collapse raises an alarm. Wear does not look like one: averages of averages make predictions a little flatter with every
+batch, and over thousands of batches errors follow. So drift is held: where it passes its limit, the weights are drawn a
+little toward the source at every look until it is back.
 
 The sums of a batch stay on its device. Every `every` batches the guard looks: one forward of the source, norms of the
 weights, and one wait for the device.
@@ -30,7 +35,7 @@ from petal.errors import PetalWarning
 from petal.methods import Adapter, Wrapper
 from petal.methods.base import check_choice, check_number
 
-SIGNALS = ("concentration", "entropy", "confidence", "disagreement", "distance", "update")
+SIGNALS = ("concentration", "entropy", "confidence", "disagreement", "distance", "update", "drift")
 POLICIES = ("warn", "rollback", "soften", "reset", "freeze")
 SURE = 1.3                                  # times its limit, disagreement needs no second signal
 HEALTHY = 0.6                               # of its limit: up to here disagreement is nothing to worry about
@@ -38,6 +43,7 @@ LOST = 0.5                                  # mean entropy of a lost source, as 
 LOOKS = 8                                   # comparisons with the source before they count: one may be of a single class
 STEADY = 0.9                                # share of earlier comparisons that the next one leaves, at least
 FORGET = 100                                # cool-downs after which an alarm is forgotten
+COUNTERS = ("_step", "_seen", "_kept", "_well", "_thaw", "_strikes", "_last", "_looks", "pulls")
 DOUBLINGS = 8                               # a cool-down is never longer than 2^8 of the first
 
 
@@ -62,6 +68,7 @@ class Reading:
     disagreement: float
     distance: float
     update: float
+    drift: float
     paired_concentration: float             # of the adapter over the samples that the source saw too
     source_concentration: float
     source_entropy: float
@@ -82,9 +89,12 @@ class Guard(Wrapper):
     and `update` are multiples of their usual values, and both at once raise an alarm. An adapter whose weights or answers
     are not finite raises one at the next look.
 
+    `drift` is how much flatter than the source's predictions may become (a share of log(classes)). Beyond it, every look
+    moves the weights the share `pull` toward the source, without an alarm; `pulls` counts these. 1 leaves it out.
+
     Policies, on an alarm:
 
-        warn        a PetalWarning and an entry in `alarms`, as all of them
+        warn        a PetalWarning and an entry in `alarms`, as all of them; nothing is ever changed, by drift neither
         rollback    back to the last good snapshot, and no learning for `cooldown` samples
         soften      weights move the share `soften` toward the source; further with every alarm that follows
         reset       everything back to the start, and no learning for `cooldown` samples
@@ -113,6 +123,8 @@ class Guard(Wrapper):
         update: float = 10.0,
         cooldown: int = 10_000,
         soften: float = 0.5,
+        drift: float = 0.05,
+        pull: float = 0.05,
     ) -> None:
         super().__init__(adapter)
         check_choice("policy", policy, POLICIES)
@@ -122,19 +134,21 @@ class Guard(Wrapper):
             check_number(name, share, low=0, high=1)
         check_number("distance", distance, low=1)
         check_number("update", update, low=1)
-        check_number("soften", soften, low=0, high=1)
+        for name, share in (("soften", soften), ("drift", drift), ("pull", pull)):
+            check_number(name, share, low=0, high=1)
         self.policy, self.every, self.window = policy, every, window
         self.limits = {"disagreement": disagreement, "concentration": concentration, "entropy": entropy,
-                       "distance": distance, "update": update}  # fmt: skip
-        self.cooldown, self.soften = cooldown, soften
+                       "distance": distance, "update": update, "drift": drift}  # fmt: skip
+        self.cooldown, self.soften, self.pull = cooldown, soften, pull
         self._origin = adapter.origin()
         self.reset_own()
 
     def reset_own(self) -> None:
         """Forget all that was seen: windows, snapshots, alarms."""
         self.alarms: list[Alarm] = []
+        self.pulls = 0
         self._sums: Tensor | None = None            # long window, [classes + 3]: mean prediction, entropy, confidence, count
-        self._pairs: Tensor | None = None           # judged samples, [2 classes + 6]: adapter, source, and their totals
+        self._pairs: Tensor | None = None           # judged samples, [2 classes + 7]: adapter, source, and their totals
         self._good: dict[str, Tensor] | None = None
         self._candidate: dict[str, Tensor] | None = None
         self._step = 0                              # batches seen
@@ -204,7 +218,7 @@ class Guard(Wrapper):
         n, classes = logits.shape
         if self._sums is None or self._pairs is None:
             self._sums = torch.zeros(classes + 3, dtype=torch.float64, device=logits.device)
-            self._pairs = torch.zeros(2 * classes + 6, dtype=torch.float64, device=logits.device)
+            self._pairs = torch.zeros(2 * classes + 7, dtype=torch.float64, device=logits.device)
         self._sums.mul_((1 - 1 / self.window) ** n).add_(_totals(logits))
         frozen = self.frozen
         self._step, self._seen = self._step + 1, self._seen + n
@@ -215,10 +229,11 @@ class Guard(Wrapper):
         source = self.adapter.logits_with(self._origin, x)
         assert self._sums is not None
         assert self._pairs is not None
-        differ = (logits.argmax(1) != source.argmax(1)).double().sum().reshape(1)
+        differ = (logits.argmax(1) != source.argmax(1)).double().sum()
+        both = torch.stack([differ, F.entropy(self._plain(x, logits)).double().sum()])
         fading = max((1 - 1 / self.window) ** (self.every * logits.shape[0]), STEADY)
         self._looks += 1
-        self._pairs.mul_(fading).add_(torch.cat([_totals(logits), _totals(source)[:-1], differ]))
+        self._pairs.mul_(fading).add_(torch.cat([_totals(logits), _totals(source)[:-1], both]))
         here = self._reading = self._read(logits.shape[1])
         if frozen:
             self._kept = self._seen                 # the way is measured over batches that learn
@@ -226,8 +241,22 @@ class Guard(Wrapper):
         alarm = self._judge(here, logits.shape[1])
         if alarm is not None:
             self._act(*alarm, here)
-        else:
-            self._keep(here, logits.shape[1])
+            return
+        self._keep(here, logits.shape[1])
+        if self._worn(here, logits.shape[1]):
+            self._move(self.pull, fresh=False)
+            self.pulls += 1
+
+    def _plain(self, x: Tensor, logits: Tensor) -> Tensor:
+        """The predictions without views, to compare with the source's: those that were made, if no views were used."""
+        if not self.views_used:
+            return logits
+        weights = self._weights()
+        return self.adapter.logits_with({n: weights.get(f"teacher.{n}", p) for n, p in self.adapted.items()}, x)
+
+    def _worn(self, here: Reading, classes: int) -> bool:
+        known = self._looks >= LOOKS and self._is_judge(here, classes)
+        return self.policy != "warn" and known and here.drift > self.limits["drift"]
 
     def _read(self, classes: int) -> Reading:
         """Every signal as a number: the one place that waits for the device."""
@@ -240,13 +269,14 @@ class Guard(Wrapper):
             concentration=_concentration(sums[:classes]),
             entropy=float(pairs[classes]) / count,
             confidence=float(pairs[classes + 1]) / count,
-            disagreement=float(pairs[-1]) / count,
+            disagreement=float(pairs[-2]) / count,
             distance=float(norms[0]),
             update=float(norms[1]),
+            drift=float(pairs[-1] - pairs[-4]) / count / math.log(max(classes, 2)),
             paired_concentration=_concentration(ours),
             source_concentration=_concentration(theirs),
-            source_entropy=float(pairs[-3]) / count,
-            source_confidence=float(pairs[-2]) / count,
+            source_entropy=float(pairs[-4]) / count,
+            source_confidence=float(pairs[-3]) / count,
         )
 
     def _norms(self) -> Tensor:
@@ -336,7 +366,7 @@ class Guard(Wrapper):
         elif action == "reset":
             self.adapter.reset()
         elif action == "soften":
-            self._soften(1 - (1 - self.soften) ** (self._strikes + 1))
+            self._move(1 - (1 - self.soften) ** (self._strikes + 1))
         self._forget()
         if action in ("rollback", "reset"):
             self._thaw = self._seen + self.cooldown * 2 ** min(self._strikes, DOUBLINGS)
@@ -347,23 +377,21 @@ class Guard(Wrapper):
         text = f"{self.adapter.kind} shows signs of a collapse after batch {self._step}"
         warnings.warn(f"{text}: {signal} {value:.3g}, limit {limit:.3g}; {action}", PetalWarning, stacklevel=5)
 
-    def _soften(self, share: float) -> None:
+    def _move(self, share: float, fresh: bool = True) -> None:
         """Weight ensembling with the source: θ <- (1 - share) θ + share θ_0, student and teacher."""
         weights = self._snapshot()
         for key, value in weights.items():
             start = self._origin.get(key.partition(".")[2])
             if start is not None:
                 value.lerp_(start, share)
-        self.adapter.load_weights(weights)
+        self.adapter.load_weights(weights, fresh)
 
     # The state
 
     def own_state(self) -> dict[str, Tensor]:
         """Windows, counters, alarms and both snapshots."""
         state = {
-            "counters": torch.tensor(
-                [self._step, self._seen, self._kept, self._well, self._thaw, self._strikes, self._last, self._looks]
-            ),
+            "counters": torch.tensor([int(getattr(self, name)) for name in COUNTERS]),
             "usual": torch.tensor(self._usual, dtype=torch.float64),
             "alarms": torch.tensor(
                 [[a.step, SIGNALS.index(a.signal), a.value, a.limit, POLICIES.index(a.action)] for a in self.alarms],
@@ -380,7 +408,7 @@ class Guard(Wrapper):
 
     def check_own_state(self, state: Mapping[str, Tensor]) -> list[str]:
         """Names and shapes; windows and snapshots may not be there yet."""
-        fixed = {"counters": (8,), "usual": (2,)}
+        fixed = {"counters": (len(COUNTERS),), "usual": (2,)}
         problems = [f"missing 'guard.{key}'" for key in (*fixed, "alarms") if key not in state]
         weights = {key: tuple(value.shape) for key, value in self._weights().items()}
         shapes: dict[str, tuple[int, ...]] = {**fixed, "reading": (len(Reading.__dataclass_fields__),)}
@@ -391,6 +419,8 @@ class Guard(Wrapper):
             shapes |= expected
         if ("sums" in state) != ("pairs" in state):
             problems.append("missing 'guard.sums' or 'guard.pairs'")
+        elif "sums" in state and state["pairs"].shape != (2 * len(state["sums"]) + 1,):
+            problems.append(f"'guard.pairs' is {list(state['pairs'].shape)} instead of [{2 * len(state['sums']) + 1}]")
         free = {"alarms", "sums", "pairs"}
         problems += [f"unexpected 'guard.{key}'" for key in state if key not in shapes and key not in free]
         return problems + [
@@ -401,9 +431,9 @@ class Guard(Wrapper):
 
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a checked state."""
-        counters = map(int, state["counters"].tolist())
-        self._step, self._seen, self._kept, well, self._thaw, self._strikes, self._last, self._looks = counters
-        self._well = bool(well)
+        for name, value in zip(COUNTERS, state["counters"].tolist(), strict=True):
+            setattr(self, name, int(value))
+        self._well = bool(self._well)
         self._usual = state["usual"].tolist()
         self._reading = Reading(*state["reading"].tolist()) if "reading" in state else None
         self.alarms = [

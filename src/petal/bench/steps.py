@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from petal.engine import accelerate
 from petal.engine.policy import record
 from petal.engine.teacher import TeacherEngine
-from petal.engine.views import draw, group_size, make_views
+from petal.engine.views import draw, group_size
 from petal.errors import ConfigError
 from petal.methods import METHODS, Adapter
 from petal.methods.mean_teacher import MeanTeacher
@@ -167,7 +167,7 @@ def part_times(adapter: Adapter, x: Tensor, count: int = 10) -> dict[str, float]
                 views = adapter.augment
                 group = min(adapter.views, group_size(x))
                 out["views"] = adapter.views / group * median(
-                    lambda: list(make_views(views, x, *draw(views, x, group, adapter.generator), program.parts))  # type: ignore[arg-type]
+                    lambda: list(program._views(*draw(views, x, group, adapter.generator)))  # type: ignore[arg-type]
                 )
                 out["teacher on views"] = adapter.views * median(program.add)
             whole = median(program.adapt)

@@ -35,8 +35,8 @@ class Policy:
     def compiler(self, function: Callable[..., Any], inference: bool = False, one_thread: bool = False) -> Any:
         """The compiled form of a network or function, for fixed shapes; the number of its threads is compiled into it."""
         options = {**self.options, **(self.inference_options if inference else {})}
-        if one_thread:
-            options["options"] = {**options.get("options", {}), "cpp.threads": 1}
+        if one_thread:  # C++ from end to end lets go of Python's lock while it runs: other threads do not wait
+            options["options"] = {**options.get("options", {}), "cpp.threads": 1, "cpp_wrapper": True}
         return torch.compile(function, dynamic=False, **options)
 
 

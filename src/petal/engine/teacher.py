@@ -7,6 +7,7 @@ decision.
 
 import logging
 import math
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,7 +20,7 @@ from petal.engine import passes
 from petal.engine.flat import Layout
 from petal.engine.networks import image_buffer, logit_gradient, low_precision, prefers_channels_last
 from petal.engine.policy import Policy, record
-from petal.engine.views import compiled_parts, crew, draw, group_size, make_views
+from petal.engine.views import Maker, crew, draw, group_size, make_views
 from petal.methods.base import not_finite
 from petal.methods.mean_teacher import MeanTeacher, Sharing
 from petal.methods.petal import Petal
@@ -217,9 +218,9 @@ class Program:
         self.target: Tensor | None = None
         self.flags = torch.zeros(4, dtype=torch.bool, pin_memory=self.cuda)
         self.look, self.guess, self.add, self.adapt = self._look, self._guess, self._add, self._adapt
-        self.parts = None
-        if compiled and not self.cuda and isinstance(adapter.augment, Views):
-            self.parts = compiled_parts(adapter.augment, engine.policy)
+        self.maker: Maker | None = None
+        if not self.cuda and isinstance(adapter.augment, Views):
+            self.maker = Maker(adapter.augment, engine.policy, x.shape, compiled)
         self.lots: Tensor | None = None
         if isinstance(adapter.restore, Stochastic) and adapter.restore.probability > 0:
             self.lots = torch.empty(engine.layout.size, device=adapter.device)
@@ -278,6 +279,8 @@ class Program:
     def _average(self) -> Tensor:
         adapter = self.engine.adapter
         self.total = None if not self.captured else self.total
+        if self.maker is not None:
+            self.maker.begin(self.images)
         if adapter.sharing is not None:
             return self._average_of_shares(adapter.sharing)
         first = True
@@ -289,7 +292,7 @@ class Program:
             for start in range(0, adapter.views, size):
                 count = min(size, adapter.views - start)
                 drawn = draw(adapter.augment, self.images, count, adapter.generator)
-                for view in make_views(adapter.augment, self.images, *drawn, self.parts):
+                for view in self._views(*drawn):
                     self._one_view(view, first)
                     first = False
         else:
@@ -321,7 +324,7 @@ class Program:
                 uniform, noise = draw(adapter.augment, self.images, count, adapter.generator)
                 share = [k for k in range(count) if sharing.computes(start + k)]
                 if share:
-                    for view in make_views(adapter.augment, self.images, uniform[share], noise[share], self.parts):
+                    for view in self._views(uniform[share], noise[share]):
                         predict(view)
         else:
             for number in range(adapter.views):
@@ -334,6 +337,13 @@ class Program:
             total = total.add_(prediction) if adapter.average == "logits" else torch.logaddexp(total, prediction, out=total)
         return self._mean(total)
 
+    def _views(self, uniform: Tensor, noise: Tensor) -> Iterable[Tensor]:
+        """The views of the batch that the random numbers [K, ...] mean, one after the other."""
+        if self.maker is not None:
+            return map(self.maker.make, uniform, noise)
+        assert isinstance(self.engine.adapter.augment, Views)
+        return make_views(self.engine.adapter.augment, self.images, uniform, noise)
+
     def _mean(self, total: Tensor) -> Tensor:
         """The mean over views of logits, or of probabilities as their logarithm."""
         views = self.engine.adapter.views
@@ -343,6 +353,8 @@ class Program:
         """The teacher's logits of each view, or of this process's share of them, each made and predicted by one thread."""
         adapter, views = self.engine.adapter, self.engine.adapter.augment
         assert isinstance(views, Views)
+        maker = self.maker
+        assert maker is not None
         layout = torch.channels_last if self.engine.layout.channels_last else torch.contiguous_format
         mine = [sharing is None or sharing.computes(number) for number in range(adapter.views)]
         numbers = iter(range(adapter.views))
@@ -354,7 +366,7 @@ class Program:
             number, drawn = numbered
             if not mine[number]:
                 return self.images
-            view = views.apply(self.images, *drawn, self.parts).contiguous(memory_format=layout)
+            view = maker.make(*drawn).contiguous(memory_format=layout)
             return adapter.forward_through(self.teacher_of_views, view)
 
         threads = crew(self.engine.policy.view_threads)

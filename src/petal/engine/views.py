@@ -3,14 +3,15 @@
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import lru_cache
+from functools import lru_cache, partial
 from threading import Barrier, Lock
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from petal.augment import COLOUR_CHANGES, Parts, Views, contrast, finish, hue, saturation
+from petal.augment import KERNEL, Parts, Views, brightness, contrast, finish, gamma, gray, hue, saturation
 from petal.engine.passes import kernels_for
 from petal.engine.policy import Policy
 
@@ -38,21 +39,91 @@ def group_size(x: Tensor) -> int:
     return max(1, LIMIT // x.numel()) if x.is_cuda else 1
 
 
-def compiled_parts(views: Views, policy: Policy) -> Parts:
-    """The parts of a view that gain by compilation; brightness, gamma and resampling are single calls already."""
-    one = policy.view_threads > 1
-    gain = (contrast, saturation, hue)
-    colours = tuple(policy.compiler(c, one_thread=one) if c in gain else c for c in COLOUR_CHANGES)
-    strength = views.noise  # a constant for the compiler: as an argument it would keep the loop from being vectorised
-    compiled = policy.compiler(lambda x, weights, noise: finish(x, weights, noise, strength), one_thread=one)
-    return Parts(colours, lambda x, weights, noise, _: compiled(x, weights, noise))
+class Maker:
+    """Makes the views of batches of one shape on a CPU, by compiled functions where these gain.
+
+    Where one draw serves the whole batch, a pixel's values in all images lie side by side in memory, [C, H, W, N]: every
+    image is sampled at the same places, so that resampling and blur are sums of whole rows, which a CPU does several
+    numbers at a time, and not of single pixels picked one by one.
+    """
+
+    def __init__(self, views: Views, policy: Policy, shape: torch.Size, compiled: bool) -> None:
+        self.views, self.count = views, shape[0]
+        self.parts: Parts | None = None
+        self.side_by_side = compiled and not views.per_sample
+        if not compiled:
+            return
+
+        def gain(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+            return policy.compiler(function, one_thread=policy.view_threads > 1)  # type: ignore[no-any-return]
+
+        strength = views.noise  # a constant for the compiler: as an argument it would keep the loop from being vectorised
+        spread = self._contrast if self.side_by_side else contrast
+        # brightness, gamma and resampling are single calls already
+        colours = (brightness, gain(spread), gain(saturation), gain(hue), gamma)
+        if self.side_by_side:
+            down, across = gain(partial(_blurred, dim=1)), gain(partial(_blurred, dim=2))
+            end = gain(lambda x, noise: (x.permute(3, 0, 1, 2) + strength * noise).clamp(0, 1).contiguous())
+            self.parts = Parts(colours, lambda x, weights, noise, _: end(across(down(x, weights), weights), noise))
+        else:
+            end = gain(lambda x, weights, noise: finish(x, weights, noise, strength))
+            self.parts = Parts(colours, lambda x, weights, noise, _: end(x, weights, noise))
+
+    def begin(self, x: Tensor) -> None:
+        """Take the batch [N, C, H, W] whose views are to be made."""
+        self.x = x.clamp(0, 1).permute(1, 2, 3, 0).contiguous() if self.side_by_side else x
+
+    def make(self, uniform: Tensor, noise: Tensor) -> Tensor:
+        """The view [N, C, H, W] that the random numbers mean."""
+        views, parts, x = self.views, self.parts, self.x
+        if not self.side_by_side or parts is None:
+            return views.apply(x, uniform, noise, parts)
+        channels, height, width, count = x.shape
+        x = x.view(1, channels, height, width * count)
+        factors = views.factors(uniform)
+        for number in uniform[0, :5].argsort().tolist():
+            x = parts.colours[number](x, factors[:, number].view(1, 1, 1, 1))
+        places, shares = bilinear_taps(views.affine(uniform, torch.Size((height, width)))[0], height, width, KERNEL // 2)
+        planes = torch.arange(channels)[:, None, None] * (height * width)
+        x = F.embedding_bag(
+            (places + planes).flatten(0, 1), x.view(-1, count), mode="sum", per_sample_weights=shares.repeat(channels, 1)
+        )
+        x = x.view(channels, height + KERNEL - 1, width + KERNEL - 1, count)
+        return parts.finish(x, views.blur_weights(uniform)[0], noise, views.noise)
+
+    def _contrast(self, x: Tensor, factor: Tensor) -> Tensor:
+        mean = gray(x).view(-1, self.count).mean(0)
+        return (x.view(-1, self.count) * factor[0, 0] + mean * (1 - factor[0, 0])).clamp_(0, 1).view(x.shape)
 
 
-def make_views(views: Views, x: Tensor, uniform: Tensor, noise: Tensor, parts: Parts | None = None) -> Iterable[Tensor]:
+def bilinear_taps(affine: Tensor, height: int, width: int, margin: int) -> tuple[Tensor, Tensor]:
+    """Four pixels and their shares for every place that `petal.augment.resample` samples: [places, 4] each."""
+    ys = torch.arange(-margin, height + margin, dtype=affine.dtype) - (height - 1) / 2
+    xs = torch.arange(-margin, width + margin, dtype=affine.dtype) - (width - 1) / 2
+    at = affine[:, 0, None, None] * xs + affine[:, 1, None, None] * ys[:, None] + affine[:, 2, None, None]
+    x = (at[0] + (width - 1) / 2).clamp(0, width - 1).flatten()
+    y = (at[1] + (height - 1) / 2).clamp(0, height - 1).flatten()
+    left, top = x.floor(), y.floor()
+    right, low = (left + 1).clamp(max=width - 1), (top + 1).clamp(max=height - 1)
+    places = torch.stack([top * width + left, top * width + right, low * width + left, low * width + right], 1)
+    x, y = x - left, y - top
+    return places.long(), torch.stack([(1 - x) * (1 - y), x * (1 - y), (1 - x) * y, x * y], 1)
+
+
+def _blurred(x: Tensor, weights: Tensor, dim: int) -> Tensor:
+    """Sum of neighbours along one dimension, which becomes shorter by the kernel less one."""
+    size = x.shape[dim] - KERNEL + 1
+    out = x.narrow(dim, 0, size) * weights[0]
+    for tap in range(1, KERNEL):
+        out = torch.addcmul(out, x.narrow(dim, tap, size), weights[tap])
+    return out
+
+
+def make_views(views: Views, x: Tensor, uniform: Tensor, noise: Tensor) -> Iterable[Tensor]:
     """The views [N, C, H, W] that the random numbers mean, one after the other."""
     kernels = kernels_for(x)
     if kernels is None or x.shape[1] != 3 or x.dtype != torch.float32:
-        return (views.apply(x, u, n, parts) for u, n in zip(uniform, noise, strict=True))
+        return (views.apply(x, u, n) for u, n in zip(uniform, noise, strict=True))
     count, rows = uniform.shape[:2]
     flat = uniform.flatten(0, 1)
     return kernels.make_views(  # type: ignore[no-any-return]

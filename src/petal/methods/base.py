@@ -245,12 +245,12 @@ class Adapter(nn.Module):
         with self._guarded(x) as x, torch.no_grad():
             return self.forward_through(lambda x: functional_call(self.model, dict(parameters), (x,)), x)
 
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Put all that adapts to these values (keys as in the state) and go on with a fresh optimizer."""
+    def load_weights(self, weights: Mapping[str, Tensor], fresh: bool = True) -> None:
+        """Put all that adapts to these values (keys as in the state); the optimizer is made anew, or goes on."""
         with torch.inference_mode(False), torch.no_grad():
             for key, value in self._weights().items():
                 value.copy_(weights[key])
-        if self.optimizer is not None:
+        if fresh and self.optimizer is not None:
             self.optimizer = self._make_optimizer(list(self.adapted.values()), self.lr)
         self._weights_changed()
 

@@ -71,9 +71,9 @@ class Wrapper(Adapter):
         """Logits of a batch with these parameters in the place of the network's own."""
         return self.adapter.logits_with(parameters, x)
 
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Put all that adapts to these values and go on with a fresh optimizer."""
-        self.adapter.load_weights(weights)
+    def load_weights(self, weights: Mapping[str, Tensor], fresh: bool = True) -> None:
+        """Put all that adapts to these values and go on, with a fresh optimizer or the one there is."""
+        self.adapter.load_weights(weights, fresh)
 
     def _weights(self) -> dict[str, Tensor]:
         return self.adapter._weights()

@@ -3,7 +3,7 @@
     RUN/manifest.json               format "petal-run-1": everything that was set, versions, hashes, and the jobs
     RUN/jobs/ID/job.json            the job's settings as used, "status" ("running", "done"), batches, seconds
     RUN/jobs/ID/records.jsonl       a `petal.Record` a batch, with "distance", "row", "order" and "seed"; "visit" in a
-                                    recurring stream; "guard" (frozen, alarms so far, signals, alarm) where there is one
+                                    recurring stream; "guard" (frozen, alarms, pulls, signals, alarm) where there is one
     RUN/jobs/ID/samples.json        [{"domain", "severity", "position", "index", "label", "predicted", "probability"},
                                     ...]: the first images of each domain
     RUN/jobs/ID/samples.npz         "images" uint8 [n, H, W, 3], in the order of samples.json
@@ -603,7 +603,7 @@ def _goes_on(*work: Callable[[], None]) -> bool:
 
 def guard_record(guard: Guard) -> dict[str, Any]:
     """What a guard has to say after a batch: whether learning is off, its alarms so far, its signals if it looked."""
-    found: dict[str, Any] = {"frozen": guard.frozen, "alarms": len(guard.alarms)}
+    found: dict[str, Any] = {"frozen": guard.frozen, "alarms": len(guard.alarms), "pulls": guard.pulls}
     if guard.looked:
         found["signals"] = {k: v if math.isfinite(v) else None for k, v in guard.status().items()}
         if guard.alarms and guard.alarms[-1].step == guard.batches:
