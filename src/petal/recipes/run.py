@@ -13,6 +13,7 @@ A job that was interrupted, at whatever moment, continues from its last checkpoi
 again, by the same state and the same stream, so they are the same.
 """
 
+import gc
 import hashlib
 import inspect
 import json
@@ -442,6 +443,7 @@ class _Running:
     ) -> None:
         self.stop = stop or (lambda: False)
         self.job, self.place, self.bench, self.every, self.progress = job, place, bench, every, progress
+        gc.collect()                        # the last job's adapter, whose parts hold each other, and what it has on a GPU
         if bench.device.type == "cuda" and bench.compiled_for != job.row.method:
             torch.compiler.reset()          # torch compiles no more beyond a number of programs: let go the others
         bench.compiled_for = job.row.method
