@@ -1,6 +1,8 @@
 """The engine against the plain code: same predictions, same weights, whatever is compiled."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -161,6 +163,20 @@ def test_a_changed_setting_takes_effect() -> None:
     adapter._augment_draws = False
     adapter(images())
     assert len(calls) == 3
+
+
+def test_a_program_that_another_follows_is_gone_at_once() -> None:
+    """Its buffers and graphs may be gigabytes, and Python looks for rings of objects only now and then."""
+    adapter = petal.accelerate(make("petal", network()), policy=Policy())
+    adapter(images())
+    old = weakref.ref(adapter.executor.programs[images().shape])
+    gc.disable()
+    try:
+        adapter.views = 3
+        adapter(images())
+        assert old() is None
+    finally:
+        gc.enable()
 
 
 def test_back_to_eager_goes_on_from_the_same_state() -> None:

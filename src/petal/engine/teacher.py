@@ -7,7 +7,7 @@ decision.
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -217,7 +217,7 @@ class Program:
         self.total: Tensor | None = None
         self.target: Tensor | None = None
         self.flags = torch.zeros(4, dtype=torch.bool, pin_memory=self.cuda)
-        self.look, self.guess, self.add, self.adapt = self._look, self._guess, self._add, self._adapt
+        self.recorded: dict[str, Callable[[], None]] = {}
         self.maker: Maker | None = None
         if not self.cuda and isinstance(adapter.augment, Views):
             self.maker = Maker(adapter.augment, engine.policy, x.shape, compiled)
@@ -392,7 +392,23 @@ class Program:
         self.adapt()
         engine.expose_optimizer()
 
-    # The bodies that run as they are or inside a graph
+    # The bodies, as they are or as graphs
+
+    def look(self) -> None:
+        """`needed` and `flags_on_device` of the batch."""
+        self.recorded.get("look", self._look)()
+
+    def guess(self) -> None:
+        """`plain`, the teacher's prediction of the batch."""
+        self.recorded.get("guess", self._guess)()
+
+    def add(self) -> None:
+        """Add the teacher's prediction of `view` to `total`."""
+        self.recorded.get("add", self._add)()
+
+    def adapt(self) -> None:
+        """Learn from `target`."""
+        self.recorded.get("adapt", self._adapt)()
 
     def _look(self) -> None:
         """Which samples need views, by the source's confidence, and whether the batch is finite."""
@@ -509,22 +525,22 @@ class Program:
                 assert self.plain is not None
                 self.view.copy_(self.x)
                 self.target, self.total = self.plain.clone(), self.plain.clone()
-                self.look = record(self._look, pool)
+                self.recorded["look"] = record(self._look, pool)
                 if adapter.views:
-                    self.add = record(self._add, pool)
+                    self.recorded["add"] = record(self._add, pool)
                 if adapter.views and isinstance(adapter.augment, Views):  # its kernels are compiled now, not in the stream
                     random = torch.Generator(self.x.device).manual_seed(0)
                     make_views(adapter.augment, self.images, *draw(adapter.augment, self.images, 1, random))
                 if self.lots is not None:
                     self.lots.fill_(1.0)
-                self.adapt = record(self._adapt, pool)
+                self.recorded["adapt"] = record(self._adapt, pool)
                 # the plain prediction is a part of it, so it is warm, and finds room in the memory of the whole
-                self.guess = record(self._guess, pool, warmup=0)
+                self.recorded["guess"] = record(self._guess, pool, warmup=0)
             self.captured = True
         except Exception as error:
             log.warning("this network cannot run as a CUDA graph and runs without: %s", error)
             torch.cuda.synchronize()
-            self.look, self.guess, self.add, self.adapt = self._look, self._guess, self._add, self._adapt
+            self.recorded.clear()
             self.graphs = False
         finally:
             for tensor, value in zip(self._mutable(), keep, strict=True):

@@ -48,7 +48,7 @@ class Maker:
     """
 
     def __init__(self, views: Views, policy: Policy, shape: torch.Size, compiled: bool) -> None:
-        self.views, self.count = views, shape[0]
+        self.views = views
         self.parts: Parts | None = None
         self.side_by_side = compiled and not views.per_sample
         if not compiled:
@@ -58,7 +58,7 @@ class Maker:
             return policy.compiler(function, one_thread=policy.view_threads > 1)  # type: ignore[no-any-return]
 
         strength = views.noise  # a constant for the compiler: as an argument it would keep the loop from being vectorised
-        spread = self._contrast if self.side_by_side else contrast
+        spread = partial(_contrast, count=shape[0]) if self.side_by_side else contrast
         # brightness, gamma and resampling are single calls already
         colours = (brightness, gain(spread), gain(saturation), gain(hue), gamma)
         if self.side_by_side:
@@ -91,10 +91,6 @@ class Maker:
         x = x.view(channels, height + KERNEL - 1, width + KERNEL - 1, count)
         return parts.finish(x, views.blur_weights(uniform)[0], noise, views.noise)
 
-    def _contrast(self, x: Tensor, factor: Tensor) -> Tensor:
-        mean = gray(x).view(-1, self.count).mean(0)
-        return (x.view(-1, self.count) * factor[0, 0] + mean * (1 - factor[0, 0])).clamp_(0, 1).view(x.shape)
-
 
 def bilinear_taps(affine: Tensor, height: int, width: int, margin: int) -> tuple[Tensor, Tensor]:
     """Four pixels and their shares for every place that `petal.augment.resample` samples: [places, 4] each."""
@@ -108,6 +104,11 @@ def bilinear_taps(affine: Tensor, height: int, width: int, margin: int) -> tuple
     places = torch.stack([top * width + left, top * width + right, low * width + left, low * width + right], 1)
     x, y = x - left, y - top
     return places.long(), torch.stack([(1 - x) * (1 - y), x * (1 - y), (1 - x) * y, x * y], 1)
+
+
+def _contrast(x: Tensor, factor: Tensor, count: int) -> Tensor:
+    mean = gray(x).view(-1, count).mean(0)  # of each image
+    return (x.view(-1, count) * factor[0, 0] + mean * (1 - factor[0, 0])).clamp_(0, 1).view(x.shape)
 
 
 def _blurred(x: Tensor, weights: Tensor, dim: int) -> Tensor:
