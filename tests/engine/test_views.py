@@ -22,7 +22,7 @@ def test_views_are_those_of_the_plain_code(shape: tuple[int, ...], per_sample: b
     views = Views(per_sample=per_sample, translate=0.2, degrees=(-90.0, 90.0), scale=(0.5, 1.5), sigma=(0.5, 2.0), noise=0.1)
     x = 1.4 * torch.rand(shape, generator=torch.Generator().manual_seed(0)) - 0.2       # beyond [0, 1] too
     before = x.clone()
-    maker = Maker(views, Interpreted(), x.shape, compiled=True)
+    maker = Maker(views, Interpreted(), compiled=True)
     maker.begin(x)
     random = torch.Generator().manual_seed(1)
     for _ in range(12):                                                                 # colours come in any order
@@ -35,7 +35,7 @@ def test_views_are_those_of_the_plain_code(shape: tuple[int, ...], per_sample: b
 
 def test_compiled_views_are_the_same() -> None:
     views, x = Views(), torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    maker = Maker(views, Policy(compile=True, view_threads=2), x.shape, compiled=True)
+    maker = Maker(views, Policy(compile=True, view_threads=2), compiled=True)
     maker.begin(x)
     drawn = views.draw(x, torch.Generator().manual_seed(1))
     torch.testing.assert_close(maker.make(*drawn), views.apply(x, *drawn), rtol=0, atol=5e-6)

@@ -220,7 +220,7 @@ class Program:
         self.recorded: dict[str, Callable[[], None]] = {}
         self.maker: Maker | None = None
         if not self.cuda and isinstance(adapter.augment, Views):
-            self.maker = Maker(adapter.augment, engine.policy, x.shape, compiled)
+            self.maker = Maker(adapter.augment, engine.policy, compiled)
         self.lots: Tensor | None = None
         if isinstance(adapter.restore, Stochastic) and adapter.restore.probability > 0:
             self.lots = torch.empty(engine.layout.size, device=adapter.device)

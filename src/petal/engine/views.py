@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import lru_cache, partial
+from functools import lru_cache
 from threading import Barrier, Lock
 from typing import TypeVar
 
@@ -47,7 +47,7 @@ class Maker:
     numbers at a time, and not of single pixels picked one by one.
     """
 
-    def __init__(self, views: Views, policy: Policy, shape: torch.Size, compiled: bool) -> None:
+    def __init__(self, views: Views, policy: Policy, compiled: bool) -> None:
         self.views = views
         self.parts: Parts | None = None
         self.side_by_side = compiled and not views.per_sample
@@ -58,11 +58,10 @@ class Maker:
             return policy.compiler(function, one_thread=policy.view_threads > 1)  # type: ignore[no-any-return]
 
         strength = views.noise  # a constant for the compiler: as an argument it would keep the loop from being vectorised
-        spread = partial(_contrast, count=shape[0]) if self.side_by_side else contrast
         # brightness, gamma and resampling are single calls already
-        colours = (brightness, gain(spread), gain(saturation), gain(hue), gamma)
+        colours = (brightness, gain(_contrast if self.side_by_side else contrast), gain(saturation), gain(hue), gamma)
         if self.side_by_side:
-            down, across = gain(partial(_blurred, dim=1)), gain(partial(_blurred, dim=2))
+            down, across = gain(_blurred_down), gain(_blurred_across)
             end = gain(lambda x, noise: (x.permute(3, 0, 1, 2) + strength * noise).clamp(0, 1).contiguous())
             self.parts = Parts(colours, lambda x, weights, noise, _: end(across(down(x, weights), weights), noise))
         else:
@@ -79,7 +78,7 @@ class Maker:
         if not self.side_by_side or parts is None:
             return views.apply(x, uniform, noise, parts)
         channels, height, width, count = x.shape
-        x = x.view(1, channels, height, width * count)
+        x = x.view(1, channels, height * width, count)
         factors = views.factors(uniform)
         for number in uniform[0, :5].argsort().tolist():
             x = parts.colours[number](x, factors[:, number].view(1, 1, 1, 1))
@@ -106,9 +105,17 @@ def bilinear_taps(affine: Tensor, height: int, width: int, margin: int) -> tuple
     return places.long(), torch.stack([(1 - x) * (1 - y), x * (1 - y), (1 - x) * y, x * y], 1)
 
 
-def _contrast(x: Tensor, factor: Tensor, count: int) -> Tensor:
-    mean = gray(x).view(-1, count).mean(0)  # of each image
-    return (x.view(-1, count) * factor[0, 0] + mean * (1 - factor[0, 0])).clamp_(0, 1).view(x.shape)
+def _contrast(x: Tensor, factor: Tensor) -> Tensor:
+    """`petal.augment.contrast` of images side by side, [1, C, pixels, N]."""
+    return (x * factor + gray(x).mean(2, keepdim=True) * (1 - factor)).clamp_(0, 1)
+
+
+def _blurred_down(x: Tensor, weights: Tensor) -> Tensor:
+    return _blurred(x, weights, 1)
+
+
+def _blurred_across(x: Tensor, weights: Tensor) -> Tensor:
+    return _blurred(x, weights, 2)
 
 
 def _blurred(x: Tensor, weights: Tensor, dim: int) -> Tensor:
