@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import petal
 from networks import images, network
 from petal import Alarm, ConfigError, Guard, PetalWarning
+from petal.engine import Policy
 
 CLASSES = 5
 
@@ -333,6 +334,29 @@ def test_drift_is_of_predictions_without_views() -> None:
         list(guard.teacher.parameters())[-2].mul_(0.1)                      # the last layer: flatter, in the teacher alone
     guard(images(seed=0))
     assert guard.status()["drift"] > 0.01
+
+
+def test_a_pull_reaches_what_an_engine_keeps() -> None:
+    model = network()
+    with torch.no_grad():
+        list(model.parameters())[-2].mul_(100.0)                            # a source that is sure of itself is a judge
+    adapter = petal.Petal(model, petal.DiagonalGaussian.isotropic(model, std=0.1), views=0, restore=None)
+    guard = petal.accelerate(Guard(adapter, every=1, pull=0.5, drift=0.0), policy=Policy(low=torch.bfloat16))
+    start = guard.origin()
+    weights = {k: v.clone() for k, v in guard._weights().items()}
+    for key, value in weights.items():
+        if key.endswith(list(start)[-2]):
+            value.mul_(0.02)                                                # the last layer: flatter
+    guard.load_weights(weights)
+    seeds = iter(range(20))
+    before = {k: v.clone() for k, v in guard.teacher.state_dict().items()}
+    while guard.pulls == 0:
+        before = {k: v.clone() for k, v in guard.teacher.state_dict().items()}
+        guard(images(seed=next(seeds)))
+    assert int(guard.optimizer.state_dict()["state"][0]["step"]) == guard.batches  # it was not made anew
+    for name, parameter in guard.teacher.named_parameters():
+        assert torch.allclose(parameter, (before[name] + start[name]) / 2, rtol=1e-3, atol=2e-3)  # but for a step
+    assert torch.equal(adapter.executor.teacher_low, adapter.executor.teacher.to(torch.bfloat16))
 
 
 def test_a_runaway_is_seen_before_it_shows() -> None:
