@@ -225,8 +225,8 @@ def test_prometheus_reads_the_metrics(server: Running, x: Array) -> None:
     wanted = {
         "petal_requests", "petal_samples", "petal_queue_samples", "petal_request_seconds", "petal_batch_samples",
         "petal_batch_seconds", "petal_confidence", "petal_entropy_nats", "petal_source_disagreement_ratio",
-        "petal_source_distance", "petal_restored_ratio", "petal_guard_alarms", "petal_checkpoint_age_seconds",
-        "petal_version", "petal_frozen", "petal_ready", "petal_refused",
+        "petal_source_distance", "petal_restored_ratio", "petal_guard_alarms", "petal_guard_pulls",
+        "petal_checkpoint_age_seconds", "petal_version", "petal_frozen", "petal_ready", "petal_refused",
     }  # fmt: skip
     assert wanted <= found.keys()
 

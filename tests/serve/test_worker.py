@@ -396,6 +396,7 @@ class FakeGuard(nn.Module):
         super().__init__()
         self.adapter, self.policy = adapter, policy
         self.alarms: list[Alarm] = []
+        self.pulls = 3
         self.frozen, self.calls = False, 0
         self.device, self.dtype = adapter.device, adapter.dtype
         self.model, self.adapted, self.kind = adapter.model, adapter.adapted, "Guard(Tent)"
@@ -439,6 +440,7 @@ def test_what_the_guard_does_is_counted_audited_and_kept_to(tmp_path: Path) -> N
     until(lambda: one.watch.metrics.frozen._value.get() == 1)
     assert not one.submit(images(4)).result(WAIT).adapted
     assert one.watch.totals["alarms"] == 1
+    assert one.watch.metrics.pulls._value.get() == 3
     entries = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     (entry,) = [e for e in entries if e["by"] == "guard"]
     assert (entry["action"], entry["signal"], entry["value"], entry["limit"]) == ("freeze", "entropy", 0.01, 0.1)

@@ -62,6 +62,7 @@ class Metrics:
         self.skipped = Gauge("petal_skipped_updates", "Updates not made as loss or gradient was not finite", registry=r)
         self.alarms = Counter("petal_guard_alarms", "Alarms of the guard", ["signal", "action"], registry=r)
         self.signals = Gauge("petal_guard_signal", "Signals that the guard watches", ["signal"], registry=r)
+        self.pulls = Gauge("petal_guard_pulls", "Times that the guard drew slow drift back", registry=r)
         self.version = Gauge("petal_version", "Version of the weights in service", registry=r)
         self.frozen = Gauge("petal_frozen", "1 while adaptation is frozen", registry=r)
         self.ready = Gauge("petal_ready", "1 while requests are accepted", registry=r)
@@ -180,8 +181,9 @@ class Watch:
         self.metrics.alarms.labels(signal, action).inc()
         self.totals["alarms"] += 1
 
-    def signals(self, values: Mapping[str, float]) -> None:
-        """What the guard watches."""
+    def signals(self, values: Mapping[str, float], pulls: int = 0) -> None:
+        """What the guard watches, and how often it drew drift back."""
+        self.metrics.pulls.set(pulls)
         for name, value in values.items():
             self.metrics.signals.labels(name).set(value)
         self.now["guard"] = {name: number(value) for name, value in values.items()}

@@ -357,7 +357,7 @@ class Worker(threading.Thread):
             values = {"value": number(alarm.value), "limit": number(alarm.limit)}
             self.audit.write(alarm.action, "guard", signal=alarm.signal, version=self.version, **values)
         self._alarms = len(alarms)
-        self.watch.signals(guard.status())
+        self.watch.signals(guard.status(), guard.pulls)
         self.watch.state(self.version, self.frozen or self.resting)
 
     def _moved_to(self, version: int) -> None:
