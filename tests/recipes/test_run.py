@@ -350,7 +350,7 @@ def test_a_recurring_run_with_a_guard_in_pieces(source: Path, tmp_path: Path) ->
     j = wrapped("petal+small+guard", b, "guard.every=4", "small.memory=16", "small.every=8")
     whole = run_job(j, tmp_path / "whole", b)
     assert [r["visit"] for r in whole] == [0] * 30 + [1] * 30
-    assert whole[-1]["guard"] == {"frozen": False, "alarms": 0, "signals": whole[-1]["guard"]["signals"]}
+    assert whole[-1]["guard"] == {"frozen": False, "alarms": 0, "pulls": 0, "signals": whole[-1]["guard"]["signals"]}
     assert "signals" not in whole[0]["guard"]
     assert set(whole[3]["guard"]["signals"]) >= {"disagreement", "distance"}
     place = tmp_path / "pieces" / "jobs" / j.id
