@@ -200,13 +200,19 @@ def fraction(x: Tensor) -> Tensor:
     return x - x.floor()
 
 
+def positions(affine: Tensor, size: torch.Size, margin: int) -> Tensor:
+    """Where an output with a margin of extra pixels all around is sampled: [rows, 2, H', W'], in pixels from the centre."""
+    height, width = size
+    ys = torch.arange(-margin, height + margin, device=affine.device, dtype=affine.dtype) - (height - 1) / 2
+    xs = torch.arange(-margin, width + margin, device=affine.device, dtype=affine.dtype) - (width - 1) / 2
+    a = affine[:, :, :, None, None]  # [rows, 2, 3, 1, 1]
+    return a[:, :, 0] * xs + a[:, :, 1] * ys[:, None] + a[:, :, 2]
+
+
 def resample(x: Tensor, affine: Tensor, margin: int) -> Tensor:
     """Sample `x` bilinearly at affine positions, with a margin of extra pixels all around; edge pixels repeat."""
     count, _, height, width = x.shape
-    ys = torch.arange(-margin, height + margin, device=x.device, dtype=x.dtype) - (height - 1) / 2
-    xs = torch.arange(-margin, width + margin, device=x.device, dtype=x.dtype) - (width - 1) / 2
-    a = affine[:, :, :, None, None]  # [rows, 2, 3, 1, 1]
-    at = a[:, :, 0] * xs + a[:, :, 1] * ys[:, None] + a[:, :, 2]  # [rows, 2, H', W'], in pixels from the centre
+    at = positions(affine, x.shape[-2:], margin)
     grid = torch.stack([at[:, 0] * (2 / width), at[:, 1] * (2 / height)], -1)
     return F.grid_sample(x, grid.expand(count, -1, -1, -1), "bilinear", "border", align_corners=False)
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from petal.augment import KERNEL, Parts, Views, brightness, contrast, finish, gamma, gray, hue, saturation
+from petal.augment import KERNEL, Parts, Views, brightness, contrast, finish, gamma, gray, hue, positions, saturation
 from petal.engine.passes import kernels_for
 from petal.engine.policy import Policy
 
@@ -82,7 +82,8 @@ class Maker:
         factors = views.factors(uniform)
         for number in uniform[0, :5].argsort().tolist():
             x = parts.colours[number](x, factors[:, number].view(1, 1, 1, 1))
-        places, shares = bilinear_taps(views.affine(uniform, torch.Size((height, width)))[0], height, width, KERNEL // 2)
+        size = torch.Size((height, width))
+        places, shares = bilinear_taps(positions(views.affine(uniform, size), size, KERNEL // 2)[0], size)
         planes = torch.arange(channels)[:, None, None] * (height * width)
         x = F.embedding_bag(
             (places + planes).flatten(0, 1), x.view(-1, count), mode="sum", per_sample_weights=shares.repeat(channels, 1)
@@ -91,11 +92,9 @@ class Maker:
         return parts.finish(x, views.blur_weights(uniform)[0], noise, views.noise)
 
 
-def bilinear_taps(affine: Tensor, height: int, width: int, margin: int) -> tuple[Tensor, Tensor]:
-    """Four pixels and their shares for every place that `petal.augment.resample` samples: [places, 4] each."""
-    ys = torch.arange(-margin, height + margin, dtype=affine.dtype) - (height - 1) / 2
-    xs = torch.arange(-margin, width + margin, dtype=affine.dtype) - (width - 1) / 2
-    at = affine[:, 0, None, None] * xs + affine[:, 1, None, None] * ys[:, None] + affine[:, 2, None, None]
+def bilinear_taps(at: Tensor, size: torch.Size) -> tuple[Tensor, Tensor]:
+    """The four pixels and their shares that make the value at each of the positions [2, H', W']: [places, 4] both."""
+    height, width = size
     x = (at[0] + (width - 1) / 2).clamp(0, width - 1).flatten()
     y = (at[1] + (height - 1) / 2).clamp(0, height - 1).flatten()
     left, top = x.floor(), y.floor()
