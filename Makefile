@@ -11,7 +11,7 @@ help:            ## list these targets
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
 	@touch $(STAMP)
 
 demo: $(STAMP)   ## PETAL and its baselines on corrupted digits: no downloads, a few minutes

@@ -123,7 +123,7 @@ class Guard(Wrapper):
         update: float = 10.0,
         cooldown: int = 10_000,
         soften: float = 0.5,
-        drift: float = 0.05,
+        drift: float = 0.03,
         pull: float = 0.05,
     ) -> None:
         super().__init__(adapter)
