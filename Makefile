@@ -23,7 +23,7 @@ lint: $(STAMP)   ## style, types and layers
 	$(BIN)/lint-imports
 
 test: lint       ## all checks and tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3
 
 soak: $(STAMP)   ## the long tests: kills at random times, memory over many steps
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m soak
