@@ -1,9 +1,11 @@
 """Restarts: killed under load, asked to stop under load, asked twice."""
 
 import asyncio
+import errno
 import gc
 import http.client
 import json
+import os
 import signal
 import threading
 import time
@@ -212,6 +214,16 @@ def test_a_folder_that_cannot_be_one(tmp_path: Path, name: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=f"cannot write to {tmp_path / name}: .*; give another --folder"):
         server_module.run(Settings(folder=tmp_path / name), torch.device("cpu"))
+
+
+def test_a_full_disk_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ConfigError, match=f"cannot write to {tmp_path}: No space left on device; give another --folder"):
+        server_module.run(Settings(folder=tmp_path), torch.device("cpu"))
+    assert [file.name for file in tmp_path.iterdir()] == [".lock"]
 
 
 def test_a_folder_that_cannot_be_one_for_the_demo(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import torch
 import uvloop
@@ -62,6 +63,7 @@ def run(settings: Settings, device: torch.device, started: Callable[[Addresses],
             settings.folder.mkdir(parents=True, exist_ok=True)
             taken = f"another server is running in {settings.folder}: give another --folder"
             held.enter_context(alone(settings.folder, taken))
+            _try_to_write(settings.folder)
         except OSError as error:
             raise ConfigError(f"cannot write to {settings.folder}: {error.strerror}; give another --folder") from error
         served = build(settings, device)
@@ -83,6 +85,14 @@ def run(settings: Settings, device: torch.device, started: Callable[[Addresses],
         admin = held.enter_context(closing(bound(settings.admin_host, settings.admin_port)))
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings, worker, watch, (public, admin), token, token_file, started))
+
+
+def _try_to_write(folder: Path) -> None:
+    """A full disk is an OSError now and not after the network has been compiled; later on it stops nothing."""
+    with TemporaryFile(dir=folder) as file:
+        file.write(bytes(2**16))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 async def _serve(
