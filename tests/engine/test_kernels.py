@@ -50,6 +50,8 @@ count = 3001
 adam = Rule("adam", 1e-3, 0.9, 0.999, 1e-8)
 rules = (adam, Rule("sgd", 1e-2, 0.9, nesterov=True), Rule("sgd", 1e-2, 0.9), Rule("sgd", 0.01))
 for rule, mode, broken in itertools.product(rules, ("fisher", "lots", "none"), (False, True)):
+    if broken and mode != "fisher":
+        continue
     results = []
     for run in (lambda f, *a: f(*a), twin):
         torch.manual_seed(1)

@@ -67,12 +67,11 @@ class Killer(threading.Thread):
         self.folder, self.killed, self.lines = folder, "", [""]
 
     def run(self) -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             for file in self.folder.glob("digits/jobs/*/records.jsonl"):
                 lines = file.read_text().splitlines()
-                writers = pids_with(file)
-                if 6 <= len(lines) < 25 and writers:
+                if 6 <= len(lines) < 25 and (writers := pids_with(file)):
                     os.kill(writers[0], signal.SIGKILL)
                     self.killed, self.lines = file.parent.name, lines
                     return
