@@ -11,7 +11,7 @@ help:            ## list these targets
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $(STAMP)
 
 demo: $(STAMP)   ## PETAL and its baselines on corrupted digits: no downloads, a few minutes
@@ -23,7 +23,7 @@ lint: $(STAMP)   ## style, types and layers
 	$(BIN)/lint-imports
 
 test: lint       ## all checks and tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal
 
 soak: $(STAMP)   ## the long tests: kills at random times, memory over many steps
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m soak

@@ -17,7 +17,7 @@ from petal.engine.views import Crew
 from test_golden import CASES, differences
 
 SENSIBLE = [(kind, net) for kind in petal.METHODS for net in NETWORKS if kind != "bn" or net == "batch-norm"]
-COMPILED = Policy(compile=True, compile_after=1)
+COMPILED = Policy(compile=True, compile_after=1, view_threads=2)
 
 
 def make(kind: str, model: nn.Module, **options: object) -> petal.Adapter:
@@ -51,9 +51,18 @@ def test_agrees_without_compilation(kind: str, net: str) -> None:
     compare(kind, net, Policy())
 
 
+def repeats_bit_for_bit(policy: Policy) -> None:
+    first, second = (petal.accelerate(make("petal", network()), policy=copy.copy(policy)) for _ in range(2))
+    for seed in range(4):
+        assert torch.equal(first(images(seed=seed)), second(images(seed=seed)))
+    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True))
+
+
 @pytest.mark.parametrize("kind", ["petal", "tent"])
 def test_agrees_compiled(kind: str) -> None:
     compare(kind, "batch-norm", COMPILED)
+    if kind == "petal":  # in the same test, because compiling takes long
+        repeats_bit_for_bit(COMPILED)
 
 
 @pytest.mark.parametrize(
@@ -258,7 +267,7 @@ def test_equal_networks_have_nothing_to_learn_from_each_other(device: str) -> No
     model = petal.models.build("wrn-10-1", classes=10, seed=0).to(device)
     policy = policy_for(torch.device("cuda"))                           # its low precision and options, here on any device
     policy.low, policy.compile_after = torch.bfloat16, 1
-    adapter = petal.accelerate(petal.CoTTA(model, views=1, confidence=0.0), policy=policy)
+    adapter = petal.accelerate(petal.CoTTA(model, views=0), policy=policy)
     adapter(torch.rand(16, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(device))
     assert not adapter.views_used
     assert adapter.executor.grad.abs().max() < 1e-7                     # by two programs it is 3e-5
@@ -270,12 +279,8 @@ def test_views_by_threads_are_the_same_views(options: dict[str, object]) -> None
     compare("petal", "batch-norm", Policy(view_threads=3), views=7, **options)
 
 
-@pytest.mark.parametrize("policy", [Policy(view_threads=2), Policy(compile=True, compile_after=1, view_threads=2)])
-def test_views_by_threads_repeat_bit_for_bit(policy: Policy) -> None:
-    first, second = (petal.accelerate(make("petal", network()), policy=copy.copy(policy)) for _ in range(2))
-    for seed in range(4):
-        assert torch.equal(first(images(seed=seed)), second(images(seed=seed)))
-    assert all(torch.equal(a, b) for a, b in zip(first.state_dict().values(), second.state_dict().values(), strict=True))
+def test_views_by_threads_repeat_bit_for_bit() -> None:
+    repeats_bit_for_bit(Policy(view_threads=2))
 
 
 def test_threads_work_alone_and_leave_the_others_theirs() -> None:

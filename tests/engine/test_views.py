@@ -34,8 +34,9 @@ def test_views_are_those_of_the_plain_code(shape: tuple[int, ...], per_sample: b
 
 
 def test_compiled_views_are_the_same() -> None:
+    """On one thread; those of several threads are compared as a part of the step, in test_engine.py."""
     views, x = Views(), torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    maker = Maker(views, Policy(compile=True, view_threads=2), compiled=True)
+    maker = Maker(views, Policy(compile=True), compiled=True)
     maker.begin(x)
     drawn = views.draw(x, torch.Generator().manual_seed(1))
     torch.testing.assert_close(maker.make(*drawn), views.apply(x, *drawn), rtol=0, atol=5e-6)

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from petal import report as reports
 from petal._files import replacing
 from petal.errors import ConfigError, DataError
 
@@ -81,6 +80,8 @@ def report(
         if out is not None:
             raise ConfigError(f"cannot tell the format of {out} from its name; say it with --format")
         chosen = Format.terminal
+    from petal import report as reports  # matplotlib takes a second to import
+
     loaded = reports.load(*runs, title=title, notes=note or ())
     metrics = [metric.value] if metric else ["error"] if chosen in _FIRST else list(reports.METRICS)
     links: dict[str, list[tuple[str, str, str]]] = {}

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.flop_counter import FlopCounterMode
 
 
 def count_parameters(model: nn.Module, trainable_only: bool = False) -> int:
@@ -31,6 +30,8 @@ def flops(model: nn.Module, input_shape: Sequence[int]) -> int:
     state: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     shadow = {name: value.detach().to("meta") for name, value in state.items()}
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    from torch.utils.flop_counter import FlopCounterMode  # imports Triton, where there is one
+
     counter = FlopCounterMode(display=False)
     try:
         with counter:
