@@ -101,7 +101,7 @@ def _measure(
         accelerate(adapter, engine, batch_shape=x.shape if compile_at_once else None)
     settings = [(0, "none")]
     if isinstance(adapter, MeanTeacher):
-        settings = [(k, gate) for k in views for gate in gates if k or gate == "closed"]
+        settings = [(k, gate) for k in views for gate in (gates if k else ["closed"])]  # no views, no gate
     for k, gate in settings:
         if progress is not None:
             progress(f"{method} {engine} {network} batch {x.shape[0]} views {k} gate {gate}")

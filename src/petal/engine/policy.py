@@ -1,9 +1,7 @@
 """Choices of execution, in one place."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from threading import Lock
 from typing import Any
 
 import torch
@@ -44,26 +42,16 @@ class Policy:
 
 def record(body: Callable[[], None], pool: Any, warmup: int = 3) -> Callable[[], None]:
     """Run `body` to warm it up, record it as a CUDA graph in a memory pool, and return what replays it."""
-    with _recording:
-        side = _side_stream(torch.cuda.current_device())
-        side.wait_stream(torch.cuda.current_stream())
-        # shapes stay the same, so it pays to let cuDNN try its algorithms
-        with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=torch.backends.cudnn.allow_tf32):
-            with torch.cuda.stream(side):
-                for _ in range(warmup):
-                    body()
-            torch.cuda.current_stream().wait_stream(side)
-            torch.cuda.empty_cache()  # what the warm-up needed, the graph's pool cannot use
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, stream=side):
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    # shapes stay the same, so it pays to let cuDNN try its algorithms
+    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=torch.backends.cudnn.allow_tf32):
+        with torch.cuda.stream(side):
+            for _ in range(warmup):
                 body()
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.empty_cache()  # what the warm-up needed, the graph's pool cannot use
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            body()
     return graph.replay
-
-
-_recording = Lock()  # one at a time: what another thread does on the stream would be recorded too
-
-
-@functools.cache
-def _side_stream(device: int) -> torch.cuda.Stream:
-    """The one stream for recording: cuBLAS keeps 32 MiB for every stream that it has ever worked on."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
