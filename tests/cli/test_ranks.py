@@ -45,7 +45,8 @@ def test_killed_rank_and_resume_with_another_number(source: list[str], tmp_path:
     rest = ["digits", *FEW, *source, "--device", "cpu", "-m", "bn", "-m", "petal"]
     call(*rest, "--out", tmp_path / "alone")
     folder = tmp_path / "ranks"
-    process = start("torch.distributed.run", "--nproc-per-node", "2", "-m", "petal", "run", *rest, "--out", str(folder))
+    launcher = ["torch.distributed.run", "--monitor-interval", "5", "--nproc-per-node", "2"]  # it would end rank 0 at once
+    process = start(*launcher, "-m", "petal", "run", *rest, "--out", str(folder))
     deadline = time.monotonic() + 120
     file = folder / "jobs" / "petal-o1-s0" / "records.jsonl"
     while time.monotonic() < deadline and process.poll() is None:
