@@ -163,6 +163,35 @@ def test_a_known_batch_shape_is_compiled_at_once_and_no_other() -> None:
     assert compiled == {(7, 3, 8, 8): False, (12, 3, 8, 8): policy.compile}
 
 
+@pytest.mark.parametrize("kind", ["petal", "tent"])
+def test_cudnn_tries_its_algorithms_before_it_has_guessed_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN keeps what it guessed for a convolution, in the compiled program too."""
+    tried: list[bool] = []
+    forward = nn.Conv2d.forward
+
+    def watched(self: nn.Conv2d, x: Tensor) -> Tensor:
+        tried.append(torch.backends.cudnn.benchmark)
+        return forward(self, x)
+
+    monkeypatch.setattr(nn.Conv2d, "forward", watched)
+
+    def tries(policy: Policy, *sizes: int) -> list[bool]:
+        adapter = petal.accelerate(make(kind, network()), policy=policy)
+        found = []
+        for size in sizes:
+            tried.clear()
+            adapter(images(size))
+            assert len(set(tried)) == 1
+            found.append(tried[0])
+        return found
+
+    first, other = len(images()), len(images()) + 1
+    assert tries(Policy(compile=True, compile_after=100), first, other, first) == [True, False, True]
+    assert tries(Policy(compile=True, shapes=frozenset([images(other).shape])), first) == [False]
+    assert tries(Policy(), first) == [False]
+    assert not torch.backends.cudnn.benchmark
+
+
 def test_a_changed_setting_takes_effect() -> None:
     adapter = petal.accelerate(make("petal", network()), policy=Policy())
     adapter(images())

@@ -68,14 +68,15 @@ class NetworkEngine:
         return logits
 
     def _run(self, x: Tensor, learn: bool) -> Tensor:
-        logits = self._program(x).run(x, learn)
-        if self.policy.low == torch.float16 and not bool(logits.isfinite().all()):
-            log.warning("this network leaves the range of float16 and runs in bfloat16 from here on")
-            self.policy.low = torch.bfloat16
-            self.programs.clear()
-            with torch.no_grad():
-                self._make_low_precision()
+        with self.policy.algorithms(x.shape, next(iter(self.seen), x.shape)):
             logits = self._program(x).run(x, learn)
+            if self.policy.low == torch.float16 and not bool(logits.isfinite().all()):
+                log.warning("this network leaves the range of float16 and runs in bfloat16 from here on")
+                self.policy.low = torch.bfloat16
+                self.programs.clear()
+                with torch.no_grad():
+                    self._make_low_precision()
+                logits = self._program(x).run(x, learn)
         return logits
 
     def predict(self, x: Tensor) -> Tensor:

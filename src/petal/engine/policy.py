@@ -1,7 +1,10 @@
 """Choices of execution, in one place."""
 
+import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 
 import torch
@@ -32,6 +35,14 @@ class Policy:
             return shape in self.shapes
         return times >= self.compile_after and compiled < self.compiled_shapes
 
+    def algorithms(self, shape: torch.Size, first: torch.Size) -> AbstractContextManager[None]:
+        """How cuDNN chooses for a batch of this shape: the best for those to be compiled, as far as can be told.
+
+        Trying takes a second, so of the shapes that are not named only the first that came counts as one that comes again.
+        """
+        expected = shape == first if self.shapes is None else shape in self.shapes
+        return best_algorithms() if self.compile and expected else nullcontext()
+
     def compiler(self, function: Callable[..., Any], inference: bool = False, one_thread: bool = False) -> Any:
         """The compiled form of a network or function, for fixed shapes; the number of its threads is compiled into it."""
         options = {**self.options, **(self.inference_options if inference else {})}
@@ -42,16 +53,35 @@ class Policy:
 
 def record(body: Callable[[], None], pool: Any, warmup: int = 3) -> Callable[[], None]:
     """Run `body` to warm it up, record it as a CUDA graph in a memory pool, and return what replays it."""
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    # shapes stay the same, so it pays to let cuDNN try its algorithms
-    with torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=torch.backends.cudnn.allow_tf32):
+    with _recording, best_algorithms():
+        side = _side_stream(torch.cuda.current_device())
+        side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(warmup):
                 body()
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.empty_cache()  # what the warm-up needed, the graph's pool cannot use
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, stream=side):
             body()
     return graph.replay
+
+
+_recording = Lock()  # one at a time: what another thread does on the stream would be recorded too
+
+
+@functools.cache
+def _side_stream(device: int) -> torch.cuda.Stream:
+    """The one stream for recording: cuBLAS keeps 32 MiB for every stream that it has ever worked on."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def best_algorithms() -> AbstractContextManager[None]:
+    """cuDNN tries its algorithms for each convolution that it has not met yet, and keeps the fastest.
+
+    One that it has met outside of this keeps the algorithm that was guessed then, in here too. So all work on a batch
+    shape that is to be compiled belongs in here, from its first batch on.
+    """
+    now = torch.backends.cudnn
+    kept = {name: getattr(now, name) for name in ("enabled", "deterministic", "benchmark_limit", "allow_tf32")}
+    return now.flags(benchmark=True, **kept)

@@ -81,14 +81,19 @@ class TeacherEngine:
             adapter._try(x)
             adapter._restart()
         for _ in range(adapter.steps):
-            target = self._predict(x)
-            self._program(x, again=True).learn(target)
+            with self._algorithms(x):
+                target = self._predict(x)
+                self._program(x, again=True).learn(target)
         adapter.restored = self.restored[0] / self.layout.size
         return target.clone()
 
     def predict(self, x: Tensor) -> Tensor:
         """Predict only."""
-        return self._predict(x).clone()
+        with self._algorithms(x):
+            return self._predict(x).clone()
+
+    def _algorithms(self, x: Tensor) -> AbstractContextManager[None]:
+        return self.policy.algorithms(x.shape, next(iter(self.seen), x.shape))
 
     def _predict(self, x: Tensor) -> Tensor:
         try:
