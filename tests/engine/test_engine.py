@@ -192,6 +192,18 @@ def test_cudnn_tries_its_algorithms_before_it_has_guessed_one(kind: str, monkeyp
     assert not torch.backends.cudnn.benchmark
 
 
+@pytest.mark.parametrize(("views", "streams", "at_once"), [(4, 1, 1), (4, 2, 2), (4, 3, 2), (6, 4, 3), (5, 4, 1), (3, 8, 3)])
+@pytest.mark.parametrize("average", ["logits", "probs"])
+def test_views_side_by_side_are_the_same_views(views: int, streams: int, at_once: int, average: str) -> None:
+    one, several = (
+        petal.accelerate(make("petal", network(), views=views, average=average), policy=Policy(view_streams=n))
+        for n in (1, streams)
+    )
+    for seed in range(3):
+        assert torch.equal(one(images(seed=seed)), several(images(seed=seed)))
+    assert [len(program.views) for program in several.executor.programs.values()] == [at_once]
+
+
 def test_a_changed_setting_takes_effect() -> None:
     adapter = petal.accelerate(make("petal", network()), policy=Policy())
     adapter(images())

@@ -169,7 +169,7 @@ def part_times(adapter: Adapter, x: Tensor, count: int = 10) -> dict[str, float]
                 out["views"] = adapter.views / group * median(
                     lambda: list(program._views(*draw(views, x, group, adapter.generator)))  # type: ignore[arg-type]
                 )
-                out["teacher on views"] = adapter.views * median(program.add)
+                out["teacher on views"] = adapter.views / len(program.views) * median(program.add)
             whole = median(program.adapt)
             out["parameter pass"] = parameter_pass(engine, program.lots, count)
             out["student"] = whole - out["parameter pass"]

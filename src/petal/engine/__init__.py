@@ -39,7 +39,7 @@ def policy_for(device: torch.device, batch_shape: Sequence[int] | None = None) -
     if device.type == "cuda":
         # a residual sum is written once and not added up again by everyone who reads it
         realize = {"options": {"realize_reads_threshold": 1}}
-        return Policy(low=torch.float16, compile=True, shapes=shapes, inference_options=realize)
+        return Policy(low=torch.float16, compile=True, shapes=shapes, inference_options=realize, view_streams=2)
     compiler = shutil.which("g++") or shutil.which("clang++")
     return Policy(
         compile=compiler is not None, compile_after=CPU_COMPILE_AFTER, shapes=shapes, view_threads=torch.get_num_threads()

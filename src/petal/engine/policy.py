@@ -26,6 +26,7 @@ class Policy:
     options: dict[str, Any] = field(default_factory=dict)
     inference_options: dict[str, Any] = field(default_factory=dict)
     view_threads: int = 1  # on a CPU: so many views at a time, each on a core of its own
+    view_streams: int = 1  # on a GPU: so many views at a time, each on a stream of its own
 
     def due(self, shape: torch.Size, times: int, compiled: int) -> bool:
         """Whether a shape that has come `times` times is to be compiled, `compiled` others being so already."""
@@ -54,7 +55,7 @@ class Policy:
 def record(body: Callable[[], None], pool: Any, warmup: int = 3) -> Callable[[], None]:
     """Run `body` to warm it up, record it as a CUDA graph in a memory pool, and return what replays it."""
     with _recording, best_algorithms():
-        side = _side_stream(torch.cuda.current_device())
+        side = side_stream(torch.cuda.current_device())
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(warmup):
@@ -71,8 +72,8 @@ _recording = Lock()  # one at a time: what another thread does on the stream wou
 
 
 @functools.cache
-def _side_stream(device: int) -> torch.cuda.Stream:
-    """The one stream for recording: cuBLAS keeps 32 MiB for every stream that it has ever worked on."""
+def side_stream(device: int, number: int = 0) -> torch.cuda.Stream:
+    """A stream of the engine's, the same for all graphs: cuBLAS keeps 32 MiB for every stream it has ever worked on."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 

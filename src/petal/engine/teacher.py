@@ -7,8 +7,9 @@ decision.
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from petal.augment import Views
 from petal.engine import passes
 from petal.engine.flat import Layout
 from petal.engine.networks import image_buffer, logit_gradient, low_precision, prefers_channels_last
-from petal.engine.policy import Policy, record
+from petal.engine.policy import Policy, record, side_stream
 from petal.engine.views import Maker, crew, draw, group_size, make_views
 from petal.methods.base import not_finite
 from petal.methods.mean_teacher import MeanTeacher, Sharing
@@ -185,7 +186,7 @@ class TeacherEngine:
         assert a.optimizer is not None
         rule = passes.Rule.of(a.optimizer)
         prior = a.prior_weight if isinstance(a, Petal) else 0.0
-        return (rule, a.ema, a.views, a.confidence, a.restore, a.gate, a.average, a.loss, a.augment, prior)
+        return (rule, a.ema, a.views, a.confidence, a.restore, a.gate, a.average, a.loss, a.augment, prior, a.sharing)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The precision in which networks run."""
@@ -198,6 +199,13 @@ class OutOfRange(ArithmeticError):
     """A network in float16 gave values that are not finite for a batch that is."""
 
 
+def views_at_once(adapter: MeanTeacher, policy: Policy) -> int:
+    """How many views go through the teacher side by side: as many as the policy has streams, and none is left over."""
+    if adapter.sharing is not None or not adapter.views:
+        return 1
+    return max(n for n in range(1, policy.view_streams + 1) if adapter.views % n == 0)
+
+
 class Program:
     """The parts of a step for one batch shape, on buffers of its own: plain, or compiled and captured as CUDA graphs."""
 
@@ -205,7 +213,7 @@ class Program:
         self.engine, self.settings, self.compiled = engine, settings, compiled
         adapter = engine.adapter
         self.cuda = adapter.device.type == "cuda"
-        self.x, self.view = (image_buffer(x, engine.layout.channels_last) for _ in range(2))
+        self.x = image_buffer(x, engine.layout.channels_last)
         self.teacher: Any = engine.teacher_net
         self.source: Any = engine.source_net
         self.student: Any = engine.student_net
@@ -217,6 +225,11 @@ class Program:
         self.threads_ready = False
         if compiled and self.by_threads:
             self.teacher_of_views = engine.policy.compiler(engine.teacher_net, inference=True, one_thread=True)
+        at_once = views_at_once(adapter, engine.policy)
+        self.views = [image_buffer(x, engine.layout.channels_last) for _ in range(at_once)]
+        self.streams: list[torch.cuda.Stream | None] = [None] * at_once  # the first on the one that is current
+        if self.cuda:
+            self.streams[1:] = [side_stream(torch.cuda.current_device(), number) for number in range(1, at_once)]
         self.plain: Tensor | None = None
         self.needed: Tensor | None = None
         self.total: Tensor | None = None
@@ -288,24 +301,28 @@ class Program:
             self.maker.begin(self.images)
         if adapter.sharing is not None:
             return self._average_of_shares(adapter.sharing)
-        first = True
         if self.by_threads:
             for logits in self._predictions_by_threads():
                 self._sum(logits)
-        elif isinstance(adapter.augment, Views) and self.x.dim() == 4:
-            size = group_size(self.images)
-            for start in range(0, adapter.views, size):
-                count = min(size, adapter.views - start)
-                drawn = draw(adapter.augment, self.images, count, adapter.generator)
-                for view in self._views(*drawn):
-                    self._one_view(view, first)
-                    first = False
         else:
-            for _ in range(adapter.views):
-                self._one_view(adapter.view(self.images), first)
+            made = self._all_views()
+            first = True
+            while views := list(islice(made, len(self.views))):
+                self._add_views(views, first)
                 first = False
         assert self.total is not None
         return self._mean(self.total)
+
+    def _all_views(self) -> Iterator[Tensor]:
+        """The views of the batch, one after the other."""
+        adapter = self.engine.adapter
+        if not isinstance(adapter.augment, Views) or self.x.dim() != 4:
+            yield from (adapter.view(self.images) for _ in range(adapter.views))
+            return
+        size = group_size(self.images)
+        for start in range(0, adapter.views, size):
+            count = min(size, adapter.views - start)
+            yield from self._views(*draw(adapter.augment, self.images, count, adapter.generator))
 
     def _average_of_shares(self, sharing: Sharing) -> Tensor:
         """The same where processes share out the views: the same random numbers, and the same sums in the same order."""
@@ -315,7 +332,7 @@ class Program:
         def predict(view: Tensor) -> None:
             if not self.captured:
                 self.total = None
-            self._one_view(view, first=True)
+            self._add_views([view], first=True)
             assert self.total is not None
             mine.append(self.total.clone())
 
@@ -379,10 +396,11 @@ class Program:
         self.threads_ready = True
         return [logits for logits, own in zip(made, mine, strict=True) if own]
 
-    def _one_view(self, view: Tensor, first: bool) -> None:
+    def _add_views(self, views: list[Tensor], first: bool) -> None:
         if first and self.total is not None:
             self.total.fill_(0.0 if self.engine.adapter.average == "logits" else -math.inf)
-        self.view.copy_(view)
+        for buffer, view in zip(self.views, views, strict=True):
+            buffer.copy_(view)
         self.add()
 
     def learn(self, target: Tensor) -> None:
@@ -408,7 +426,7 @@ class Program:
         self.recorded.get("guess", self._guess)()
 
     def add(self) -> None:
-        """Add the teacher's prediction of `view` to `total`."""
+        """Add the teacher's predictions of `views` to `total`."""
         self.recorded.get("add", self._add)()
 
     def adapt(self) -> None:
@@ -449,11 +467,22 @@ class Program:
             engine.student.copy_(kept)
 
     def _add(self) -> None:
-        """The teacher's prediction of a view, added to the total."""
+        """The teacher's predictions of the views, added to the total in their order.
+
+        Each runs on a stream of its own: while one normalises and waits for memory, another multiplies.
+        """
         adapter = self.engine.adapter
-        with self.engine.autocast():
-            logits = adapter.forward_through(self.teacher, self.view).to(adapter.dtype)
-        self._sum(logits)
+        others = [stream for stream in self.streams if stream is not None]
+        for stream in others:
+            stream.wait_stream(torch.cuda.current_stream())
+        predictions = []
+        for view, on in zip(self.views, self.streams, strict=True):
+            with torch.cuda.stream(on), self.engine.autocast():
+                predictions.append(adapter.forward_through(self.teacher, view).to(adapter.dtype))
+        for stream in others:
+            torch.cuda.current_stream().wait_stream(stream)
+        for logits in predictions:
+            self._sum(logits)
 
     def _sum(self, logits: Tensor) -> None:
         if self.engine.adapter.average == "logits":
@@ -528,7 +557,8 @@ class Program:
             with torch.no_grad():
                 self._guess()
                 assert self.plain is not None
-                self.view.copy_(self.x)
+                for view in self.views:
+                    view.copy_(self.x)
                 self.target, self.total = self.plain.clone(), self.plain.clone()
                 self.recorded["look"] = record(self._look, pool)
                 if adapter.views:
