@@ -12,7 +12,7 @@ import petal
 from networks import NETWORKS, images, network
 from petal.engine import Policy, passes, policy_for
 from petal.engine.flat import Layout
-from petal.engine.teacher import TeacherEngine
+from petal.engine.teacher import TeacherEngine, views_at_once
 from petal.engine.views import Crew
 from test_golden import CASES, differences
 
@@ -202,6 +202,13 @@ def test_views_side_by_side_are_the_same_views(views: int, streams: int, at_once
     for seed in range(3):
         assert torch.equal(one(images(seed=seed)), several(images(seed=seed)))
     assert [len(program.views) for program in several.executor.programs.values()] == [at_once]
+
+
+def test_large_views_go_two_at_a_time() -> None:
+    adapter = make("petal", network(), views=4)
+    assert views_at_once(adapter, Policy(view_streams=4), torch.empty(20, 3, 32, 32)) == 4
+    assert views_at_once(adapter, Policy(view_streams=4), torch.empty(24, 3, 32, 32)) == 2
+    assert views_at_once(make("petal", network(), views=0), Policy(view_streams=4), images()) == 1
 
 
 def test_a_changed_setting_takes_effect() -> None:

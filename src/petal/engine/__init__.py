@@ -7,7 +7,8 @@ goes back to the plain torch code of `petal.methods`, which is the reference tha
     programs    one for each batch shape; a shape that comes again is compiled and captured as CUDA graphs, so the last
                 short batch of a stream compiles nothing
     parameters  flat buffers: prior, Fisher threshold, optimizer, average and restore in two sweeps (`passes`)
-    views       on a GPU all of a batch's views in four kernels, on a CPU one a core, prediction included (`views`)
+    views       on a GPU all of a batch's views in four kernels, and two or four at a time through the teacher; on a CPU
+                one a core, prediction included (`views`)
 """
 
 import logging
@@ -39,7 +40,7 @@ def policy_for(device: torch.device, batch_shape: Sequence[int] | None = None) -
     if device.type == "cuda":
         # a residual sum is written once and not added up again by everyone who reads it
         realize = {"options": {"realize_reads_threshold": 1}}
-        return Policy(low=torch.float16, compile=True, shapes=shapes, inference_options=realize, view_streams=2)
+        return Policy(low=torch.float16, compile=True, shapes=shapes, inference_options=realize, view_streams=4)
     compiler = shutil.which("g++") or shutil.which("clang++")
     return Policy(
         compile=compiler is not None, compile_after=CPU_COMPILE_AFTER, shapes=shapes, view_threads=torch.get_num_threads()

@@ -199,11 +199,15 @@ class OutOfRange(ArithmeticError):
     """A network in float16 gave values that are not finite for a batch that is."""
 
 
-def views_at_once(adapter: MeanTeacher, policy: Policy) -> int:
+LARGE = 1 << 16  # numbers in a batch: two such views fill a GPU, and more of them only take memory
+
+
+def views_at_once(adapter: MeanTeacher, policy: Policy, x: Tensor) -> int:
     """How many views go through the teacher side by side: as many as the policy has streams, and none is left over."""
     if adapter.sharing is not None or not adapter.views:
         return 1
-    return max(n for n in range(1, policy.view_streams + 1) if adapter.views % n == 0)
+    most = min(policy.view_streams, 2) if x.numel() > LARGE else policy.view_streams
+    return max(n for n in range(1, most + 1) if adapter.views % n == 0)
 
 
 class Program:
@@ -225,7 +229,7 @@ class Program:
         self.threads_ready = False
         if compiled and self.by_threads:
             self.teacher_of_views = engine.policy.compiler(engine.teacher_net, inference=True, one_thread=True)
-        at_once = views_at_once(adapter, engine.policy)
+        at_once = views_at_once(adapter, engine.policy, x)
         self.views = [image_buffer(x, engine.layout.channels_last) for _ in range(at_once)]
         self.streams: list[torch.cuda.Stream | None] = [None] * at_once  # the first on the one that is current
         if self.cuda:
