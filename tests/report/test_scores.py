@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,15 @@ def test_unfinished_jobs_are_in_no_average(run: Path) -> None:
     assert "PETAL (FIM)" in note
     assert "seed 2" in note
     assert "12 of 24 batches" in note
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_job_that_another_folder_has_finished_is_not_missing(tmp_path: Path, first: bool) -> None:
+    begun, whole = (write_run(tmp_path / name, ("cotta",), seeds=(3,), batches=2, n=10) for name in ("begun", "whole"))
+    shutil.rmtree(begun / "jobs" / "cotta-standard-15-3")
+    section, = load(*((begun, whole) if first else (whole, begun))).sections
+    assert section.rows[0].stat("nll").mean == pytest.approx(by_hand(whole, "cotta-standard-15-3", "nll"))
+    assert not any("Unfinished" in note for note in section.notes())
 
 
 def test_a_single_run_has_no_std(run: Path) -> None:

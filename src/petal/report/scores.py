@@ -380,6 +380,8 @@ def _add(section: Section, folder: RunFolder, job: Job) -> None:
     else:
         row = fresh
         section.rows.append(row)
+    if not job.finished and any((j.order, j.seed) == (job.order, job.seed) for j in row.jobs):
+        return  # finished in another folder
     (row.jobs if job.finished else row.unfinished).append(job)
     if folder.name not in row.folders:
         row.folders.append(folder.name)
