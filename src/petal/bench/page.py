@@ -171,7 +171,7 @@ def _step(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
-    return (row["network"], row["views"] == 0, row["method"], -row["batch"], -row["views"], row["gate"] != "open")
+    return (row["network"], row["gate"] == "none", row["method"], -row["batch"], -row["views"], row["gate"] != "open")
 
 
 def _name(step: tuple[Any, ...]) -> str:
