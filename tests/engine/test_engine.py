@@ -3,6 +3,7 @@
 import copy
 import gc
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +13,8 @@ import petal
 from networks import NETWORKS, images, network
 from petal.engine import Policy, passes, policy_for
 from petal.engine.flat import Layout
+from petal.engine.networks import StoredScale, with_stored_scales
+from petal.engine.policy import best_algorithms
 from petal.engine.teacher import TeacherEngine, views_at_once
 from petal.engine.views import Crew
 from test_golden import CASES, differences
@@ -186,10 +189,37 @@ def test_cudnn_tries_its_algorithms_before_it_has_guessed_one(kind: str, monkeyp
         return found
 
     first, other = len(images()), len(images()) + 1
-    assert tries(Policy(compile=True, compile_after=100), first, other, first) == [True, False, True]
+    late = Policy(compile=True, compile_after=100)
+    assert tries(late, first, other, first, other) == [True, False, True, True]
     assert tries(Policy(compile=True, shapes=frozenset([images(other).shape])), first) == [False]
     assert tries(Policy(), first) == [False]
     assert not torch.backends.cudnn.benchmark
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)  # whoever asked for this wants no choice by the clock
+    assert tries(late, first) == [False]
+
+
+def test_best_algorithms_are_switched_by_the_first_and_the_last_thread() -> None:
+    now = torch.backends.cudnn
+    first, second = best_algorithms(), best_algorithms()
+    with first:
+        second.__enter__()
+        assert now.benchmark
+    assert now.benchmark
+    second.__exit__(None, None, None)
+    assert not now.benchmark
+
+
+def test_a_precision_of_the_users_stays_as_it_is() -> None:
+    """torch refuses to read its old switch for TF32 once the new one was used."""
+    convolutions = torch.backends.cudnn.conv
+    before = convolutions.fp32_precision
+    convolutions.fp32_precision = "ieee"
+    try:
+        with best_algorithms():
+            assert convolutions.fp32_precision == "ieee"
+        assert convolutions.fp32_precision == "ieee"
+    finally:
+        convolutions.fp32_precision = before
 
 
 @pytest.mark.parametrize(("views", "streams", "at_once"), [(4, 1, 1), (4, 2, 2), (4, 3, 2), (6, 4, 3), (5, 4, 1), (3, 8, 3)])
@@ -202,6 +232,18 @@ def test_views_side_by_side_are_the_same_views(views: int, streams: int, at_once
     for seed in range(3):
         assert torch.equal(one(images(seed=seed)), several(images(seed=seed)))
     assert [len(program.views) for program in several.executor.programs.values()] == [at_once]
+
+
+def test_views_may_all_be_made_in_one_tensor() -> None:
+    def augment(into: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+        numbers = iter(range(1, 100))
+        return lambda x: torch.mul(x, 0.1 * next(numbers), out=into)
+
+    one, several = (
+        petal.accelerate(make("petal", network(), augment=augment(into)), policy=Policy(view_streams=n))
+        for n, into in [(1, None), (4, torch.empty_like(images()))]
+    )
+    assert torch.equal(one(images()), several(images()))
 
 
 def test_large_views_go_two_at_a_time() -> None:
@@ -259,6 +301,26 @@ def test_engines_by_name() -> None:
         pass
 
     assert petal.accelerate(Mine(network())).executor is None
+
+
+def test_stored_scales_normalise_as_batch_norm_does_and_share_its_parameters() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, 1e-2), nn.BatchNorm2d(4), nn.BatchNorm2d(4, affine=False))
+    model[1].weight.data.uniform_(0.5, 2.0)
+    model[1].bias.data.normal_()
+    x = images() + 3
+    kept = model[2]  # with statistics of its own: not this form's business
+    kept.running_mean += 1
+    for layer in (model[1], model[3]):
+        layer.track_running_stats, layer.running_mean, layer.running_var = False, None, None
+    fast = with_stored_scales(model.eval())
+    assert [type(layer) for layer in fast] == [nn.Conv2d, StoredScale, nn.BatchNorm2d, nn.BatchNorm2d]
+    assert torch.allclose(fast(x), model(x), atol=1e-5)
+    with torch.no_grad():
+        model[1].weight.mul_(3.0)
+        kept.running_var.mul_(2.0)
+    assert torch.allclose(fast(x), model(x), atol=1e-5)
+    assert all(a is b for a, b in zip(fast.parameters(), model.parameters(), strict=True))
+    assert type(model[1]) is nn.BatchNorm2d
 
 
 def test_layout_keeps_names_shapes_and_values() -> None:

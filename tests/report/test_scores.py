@@ -10,6 +10,7 @@ import pytest
 
 from petal.errors import DataError
 from petal.report import METRICS, load
+from petal.report.html import html
 from petal.report.scores import Row, Section
 
 from .fakes import DOMAINS, ROWS, write_run
@@ -58,9 +59,11 @@ def test_unfinished_jobs_are_in_no_average(run: Path) -> None:
 def test_a_job_that_another_folder_has_finished_is_not_missing(tmp_path: Path, first: bool) -> None:
     begun, whole = (write_run(tmp_path / name, ("cotta",), seeds=(3,), batches=2, n=10) for name in ("begun", "whole"))
     shutil.rmtree(begun / "jobs" / "cotta-standard-15-3")
-    section, = load(*((begun, whole) if first else (whole, begun))).sections
+    report = load(*((begun, whole) if first else (whole, begun)))
+    section, = report.sections
     assert section.rows[0].stat("nll").mean == pytest.approx(by_hand(whole, "cotta-standard-15-3", "nll"))
     assert not any("Unfinished" in note for note in section.notes())
+    assert "1 of 1 runs finished" in html(report)
 
 
 def test_a_single_run_has_no_std(run: Path) -> None:

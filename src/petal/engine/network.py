@@ -68,7 +68,7 @@ class NetworkEngine:
         return logits
 
     def _run(self, x: Tensor, learn: bool) -> Tensor:
-        with self.policy.algorithms(x.shape, next(iter(self.seen), x.shape)):
+        with self.policy.algorithms(x.shape, self.seen):
             logits = self._program(x).run(x, learn)
             if self.policy.low == torch.float16 and not bool(logits.isfinite().all()):
                 log.warning("this network leaves the range of float16 and runs in bfloat16 from here on")

@@ -1,7 +1,7 @@
 """Networks in the form in which they run fast: channels-last, convolutions and linear layers in low precision."""
 
 from collections.abc import Callable
-from copy import deepcopy
+from copy import copy, deepcopy
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,33 @@ def low_precision(network: nn.Module, layout: Layout, low: Tensor) -> nn.Module:
         memo[id(parameter)] = nn.Parameter(views[name], requires_grad=False) if name in matrices else parameter
     for buffer in network.buffers():
         memo[id(buffer)] = buffer
+    return deepcopy(network, memo)
+
+
+class StoredScale(nn.BatchNorm2d):
+    """A batch norm by the statistics of the batch, in a form that gets a short loop from the compiler on a CPU.
+
+    Left to itself it computes 1 / sqrt(variance) anew for every pixel. The result of a reduction is stored instead: here
+    that of a maximum over two copies.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The normalised batch."""
+        var, mean = torch.var_mean(x, (0, 2, 3), correction=0)
+        scale = torch.rsqrt(var + self.eps) * self.weight
+        both = torch.stack([scale, self.bias - mean * scale])
+        scale, shift = both.expand(2, *both.shape).amax(0)[..., None, None].unbind()
+        return x * scale + shift
+
+
+def with_stored_scales(network: nn.Module) -> nn.Module:
+    """The same network, to be compiled for predictions on a CPU; parameters and buffers are shared with it."""
+    memo: dict[int, object] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
+    for layer in network.modules():
+        if type(layer) is nn.BatchNorm2d and layer.affine and layer.running_mean is None:
+            fast = copy(layer)
+            fast.__class__ = StoredScale
+            memo[id(layer)] = fast
     return deepcopy(network, memo)
 
 

@@ -1,10 +1,10 @@
 """Choices of execution, in one place."""
 
 import functools
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Lock, RLock
 from typing import Any
 
 import torch
@@ -36,13 +36,14 @@ class Policy:
             return shape in self.shapes
         return times >= self.compile_after and compiled < self.compiled_shapes
 
-    def algorithms(self, shape: torch.Size, first: torch.Size) -> AbstractContextManager[None]:
+    def algorithms(self, shape: torch.Size, seen: Collection[torch.Size]) -> AbstractContextManager[None]:
         """How cuDNN chooses for a batch of this shape: the best for those to be compiled, as far as can be told.
 
-        Trying takes a second, so of the shapes that are not named only the first that came counts as one that comes again.
+        Trying takes a second, so of shapes that are not named only the first and those seen before count as coming again.
         """
-        expected = shape == first if self.shapes is None else shape in self.shapes
-        return best_algorithms() if self.compile and expected else nullcontext()
+        expected = shape in (self.shapes if self.shapes is not None else seen or {shape})
+        fixed = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
+        return best_algorithms() if self.compile and expected and not fixed else nullcontext()
 
     def compiler(self, function: Callable[..., Any], inference: bool = False, one_thread: bool = False) -> Any:
         """The compiled form of a network or function, for fixed shapes; the number of its threads is compiled into it."""
@@ -54,7 +55,7 @@ class Policy:
 
 def record(body: Callable[[], None], pool: Any, warmup: int = 3) -> Callable[[], None]:
     """Run `body` to warm it up, record it as a CUDA graph in a memory pool, and return what replays it."""
-    with _recording, best_algorithms():
+    with side_streams:
         side = side_stream(torch.cuda.current_device())
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -63,12 +64,12 @@ def record(body: Callable[[], None], pool: Any, warmup: int = 3) -> Callable[[],
         torch.cuda.current_stream().wait_stream(side)
         torch.cuda.empty_cache()  # what the warm-up needed, the graph's pool cannot use
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=side):
+        with torch.cuda.stream(side), torch.cuda.graph(graph, pool=pool, stream=side):  # leaves its stream if that fails
             body()
     return graph.replay
 
 
-_recording = Lock()  # one at a time: what another thread does on the stream would be recorded too
+side_streams = RLock()  # held by who works on them: what another thread does there meanwhile would be recorded too
 
 
 @functools.cache
@@ -77,12 +78,27 @@ def side_stream(device: int, number: int = 0) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def best_algorithms() -> AbstractContextManager[None]:
+@contextmanager
+def best_algorithms() -> Iterator[None]:
     """cuDNN tries its algorithms for each convolution that it has not met yet, and keeps the fastest.
 
     One that it has met outside of this keeps the algorithm that was guessed then, in here too. So all work on a batch
-    shape that is to be compiled belongs in here, from its first batch on.
+    shape that is to be compiled belongs in here, from its first batch on. The switch is one for all threads: the first to
+    come in turns it on, the last to leave puts it back.
     """
-    now = torch.backends.cudnn
-    kept = {name: getattr(now, name) for name in ("enabled", "deterministic", "benchmark_limit", "allow_tf32")}
-    return now.flags(benchmark=True, **kept)
+    global _inside, _before
+    with _switch:
+        if not _inside:
+            _before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+        _inside += 1
+    try:
+        yield
+    finally:
+        with _switch:
+            _inside -= 1
+            if not _inside:
+                torch.backends.cudnn.benchmark = _before
+
+
+_switch = Lock()
+_inside, _before = 0, False

@@ -9,7 +9,6 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from itertools import islice
 from typing import Any
 
 import torch
@@ -19,8 +18,8 @@ from petal import functional as F
 from petal.augment import Views
 from petal.engine import passes
 from petal.engine.flat import Layout
-from petal.engine.networks import image_buffer, logit_gradient, low_precision, prefers_channels_last
-from petal.engine.policy import Policy, record, side_stream
+from petal.engine.networks import image_buffer, logit_gradient, low_precision, prefers_channels_last, with_stored_scales
+from petal.engine.policy import Policy, record, side_stream, side_streams
 from petal.engine.views import Maker, crew, draw, group_size, make_views
 from petal.methods.base import not_finite
 from petal.methods.mean_teacher import MeanTeacher, Sharing
@@ -94,7 +93,9 @@ class TeacherEngine:
             return self._predict(x).clone()
 
     def _algorithms(self, x: Tensor) -> AbstractContextManager[None]:
-        return self.policy.algorithms(x.shape, next(iter(self.seen), x.shape))
+        if self.adapter.sharing is not None:  # processes that round alike do not drift apart
+            return nullcontext()
+        return self.policy.algorithms(x.shape, self.seen)
 
     def _predict(self, x: Tensor) -> Tensor:
         try:
@@ -218,17 +219,20 @@ class Program:
         adapter = engine.adapter
         self.cuda = adapter.device.type == "cuda"
         self.x = image_buffer(x, engine.layout.channels_last)
-        self.teacher: Any = engine.teacher_net
-        self.source: Any = engine.source_net
+        teacher, source = engine.teacher_net, engine.source_net
+        if compiled and not self.cuda:
+            teacher, source = with_stored_scales(teacher), with_stored_scales(source)
+        self.teacher: Any = teacher
+        self.source: Any = source
         self.student: Any = engine.student_net
         if compiled:
-            self.teacher, self.source = (engine.policy.compiler(n, inference=True) for n in (self.teacher, self.source))
+            self.teacher, self.source = (engine.policy.compiler(n, inference=True) for n in (teacher, source))
             self.student = engine.policy.compiler(self.student)
         self.teacher_of_views = self.teacher
         self.by_threads = not self.cuda and engine.policy.view_threads > 1 and isinstance(adapter.augment, Views)
         self.threads_ready = False
         if compiled and self.by_threads:
-            self.teacher_of_views = engine.policy.compiler(engine.teacher_net, inference=True, one_thread=True)
+            self.teacher_of_views = engine.policy.compiler(teacher, inference=True, one_thread=True)
         at_once = views_at_once(adapter, engine.policy, x)
         self.views = [image_buffer(x, engine.layout.channels_last) for _ in range(at_once)]
         self.streams: list[torch.cuda.Stream | None] = [None] * at_once  # the first on the one that is current
@@ -309,11 +313,12 @@ class Program:
             for logits in self._predictions_by_threads():
                 self._sum(logits)
         else:
+            self._start_sum()
             made = self._all_views()
-            first = True
-            while views := list(islice(made, len(self.views))):
-                self._add_views(views, first)
-                first = False
+            for _ in range(adapter.views // len(self.views)):
+                for buffer in self.views:  # at once: who makes views may use one tensor for all of them
+                    buffer.copy_(next(made))
+                self.add()
         assert self.total is not None
         return self._mean(self.total)
 
@@ -336,7 +341,9 @@ class Program:
         def predict(view: Tensor) -> None:
             if not self.captured:
                 self.total = None
-            self._add_views([view], first=True)
+            self._start_sum()
+            self.views[0].copy_(view)
+            self.add()
             assert self.total is not None
             mine.append(self.total.clone())
 
@@ -400,12 +407,9 @@ class Program:
         self.threads_ready = True
         return [logits for logits, own in zip(made, mine, strict=True) if own]
 
-    def _add_views(self, views: list[Tensor], first: bool) -> None:
-        if first and self.total is not None:
+    def _start_sum(self) -> None:
+        if self.total is not None:
             self.total.fill_(0.0 if self.engine.adapter.average == "logits" else -math.inf)
-        for buffer, view in zip(self.views, views, strict=True):
-            buffer.copy_(view)
-        self.add()
 
     def learn(self, target: Tensor) -> None:
         """Student step, teacher average and restore (Alg. 2, l. 6-15)."""
@@ -477,14 +481,16 @@ class Program:
         """
         adapter = self.engine.adapter
         others = [stream for stream in self.streams if stream is not None]
-        for stream in others:
-            stream.wait_stream(torch.cuda.current_stream())
         predictions = []
-        for view, on in zip(self.views, self.streams, strict=True):
-            with torch.cuda.stream(on), self.engine.autocast():
-                predictions.append(adapter.forward_through(self.teacher, view).to(adapter.dtype))
-        for stream in others:
-            torch.cuda.current_stream().wait_stream(stream)
+        with side_streams if others else nullcontext():
+            for stream in others:
+                stream.wait_stream(torch.cuda.current_stream())
+            for view, on in zip(self.views, self.streams, strict=True):
+                with nullcontext() if on is None else torch.cuda.stream(on), self.engine.autocast():
+                    predictions.append(adapter.forward_through(self.teacher, view).to(adapter.dtype))
+            for stream, logits in zip(others, predictions[1:], strict=False):
+                torch.cuda.current_stream().wait_stream(stream)
+                logits.record_stream(torch.cuda.current_stream())
         for logits in predictions:
             self._sum(logits)
 

@@ -127,15 +127,15 @@ def html(
 
 
 def _subtitle(report: Report) -> str:
-    jobs = [job for folder in report.folders for job in folder.jobs]
-    finished = [job for job in jobs if job.finished and job.records is not None]
-    images = sum(int(job.records.n.sum()) for job in finished if job.records is not None)
+    rows = [row for section in report.sections for row in section.rows]
+    runs = sum(len(row.jobs) + len(row.unfinished) for row in rows)
+    finished = [records for row in rows for records in row.records]
+    images = sum(int(records.n.sum()) for records in finished)
     created = sorted(str(folder.manifest["created"]) for folder in report.folders if folder.manifest.get("created"))
     made = [created[0][:16].replace("T", " ")] if created else []
     known = [folder.manifest.get("device_name") or folder.manifest.get("device") for folder in report.folders]
     devices = dict.fromkeys(str(name) for name in known if name)
-    rows = sum(len(section.rows) for section in report.sections)
-    parts = [f"{rows} methods", f"{len(finished)} of {len(jobs)} runs finished", f"{images:,} predictions"]
+    parts = [f"{len(rows)} methods", f"{len(finished)} of {runs} runs finished", f"{images:,} predictions"]
     return " · ".join([*parts, *devices, *made])
 
 
