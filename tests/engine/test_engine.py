@@ -78,6 +78,31 @@ def test_agrees_for_every_option(options: dict[str, object]) -> None:
     compare("petal", "batch-norm", Policy(), **options)
 
 
+@pytest.mark.parametrize("net", NETWORKS)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_views_in_low_precision_leave_the_rest_as_it_is(net: str, threads: int) -> None:
+    low, exact = Policy(low_views=torch.bfloat16, view_threads=threads), Policy(view_threads=threads)
+    fast = compare("petal", net, low, tolerance=0.06)
+    assert torch.equal(fast.executor.teacher_low, fast.executor.teacher.bfloat16())
+    one, other = (petal.accelerate(make("petal", network(net)), policy=policy) for policy in (low, exact))
+    difference = (one(images()) - other(images())).abs().max()
+    assert 1e-5 < difference < 0.06  # bfloat16 has 8 binary digits, and logits go up to 13
+    closed = [petal.accelerate(make("petal", network(net), confidence=-1.0), policy=policy) for policy in (low, exact)]
+    for seed in range(3):
+        assert torch.equal(*(adapter(images(seed=seed)) for adapter in closed))
+    assert all(torch.equal(a, b) for a, b in zip(*(adapter.state_dict().values() for adapter in closed), strict=True))
+
+
+def test_a_cpu_has_views_in_low_precision_if_it_has_instructions_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    able: dict[str, bool] = {}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+    assert policy_for(torch.device("cpu")).low_views is None
+    for instructions in ("avx512_bf16", "amx_bf16"):
+        able = {instructions: True}
+        assert policy_for(torch.device("cpu")).low_views == torch.bfloat16
+        assert policy_for(torch.device("cpu")).low is None
+
+
 def test_no_views_no_augmentation() -> None:
     adapter = petal.accelerate(make("petal", network(), views=0, augment=lambda x: 1 / 0), policy=Policy())
     adapter(images())
@@ -389,8 +414,9 @@ def test_views_by_threads_are_the_same_views(options: dict[str, object]) -> None
     compare("petal", "batch-norm", Policy(view_threads=3), views=7, **options)
 
 
-def test_views_by_threads_repeat_bit_for_bit() -> None:
-    repeats_bit_for_bit(Policy(view_threads=2))
+@pytest.mark.parametrize("low", [None, torch.bfloat16])
+def test_views_by_threads_repeat_bit_for_bit(low: torch.dtype | None) -> None:
+    repeats_bit_for_bit(Policy(low_views=low, view_threads=2))
 
 
 def test_threads_work_alone_and_leave_the_others_theirs() -> None:

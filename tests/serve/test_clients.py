@@ -190,7 +190,10 @@ def test_a_version_that_was_kept_can_be_asked(server: Running, x: Array) -> None
     assert server.request("GET", f"/v2/models/{NAME}/versions/{kept}/ready")[0] == 200
     again = server.infer(x[:8], kept)
     assert again["model_version"] == kept
-    assert np.allclose(again["logits"], then["logits"], atol=1e-4)
+    now = server.infer(x[:8], adapt=False)
+    gap = np.abs(again["logits"] - then["logits"]).max()         # of the fast engine and the plain code, on the same weights
+    assert gap < 0.01
+    assert np.abs(now["logits"] - then["logits"]).max() > 5 * gap
 
 
 def test_curl_by_the_readme(server: Running, source: Path) -> None:

@@ -3,7 +3,8 @@
 `accelerate(adapter, "auto")` changes the execution of an adapter's calls and nothing else; `accelerate(adapter, "eager")`
 goes back to the plain torch code of `petal.methods`, which is the reference that the tests compare with.
 
-    networks    channels-last; on a GPU convolutions and linear layers in float16 with float32 master weights
+    networks    channels-last; on a GPU convolutions and linear layers in float16 with float32 master weights; on a CPU
+                that multiplies in bfloat16, those of the source and of the teacher on views in bfloat16
     programs    one for each batch shape; a shape that comes again is compiled and captured as CUDA graphs, so the last
                 short batch of a stream compiles nothing
     parameters  flat buffers: prior, Fisher threshold, optimizer, average and restore in two sweeps (`passes`)
@@ -43,8 +44,15 @@ def policy_for(device: torch.device, batch_shape: Sequence[int] | None = None) -
         return Policy(low=torch.float16, compile=True, shapes=shapes, inference_options=realize, view_streams=4)
     compiler = shutil.which("g++") or shutil.which("clang++")
     return Policy(
-        compile=compiler is not None, compile_after=CPU_COMPILE_AFTER, shapes=shapes, view_threads=torch.get_num_threads()
-    )
+        low_views=torch.bfloat16 if multiplies_bfloat16() else None, compile=compiler is not None,
+        compile_after=CPU_COMPILE_AFTER, shapes=shapes, view_threads=torch.get_num_threads(),
+    )  # fmt: skip
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for products in bfloat16; without them they are slower than in float32."""
+    able: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch do not tell
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
 
 
 def accelerate(

@@ -19,6 +19,7 @@ class Policy:
     """
 
     low: torch.dtype | None = None
+    low_views: torch.dtype | None = None  # where `low` is none: that of the teacher on views and of the source's gate
     compile: bool = False
     compile_after: int = 2
     compiled_shapes: int = 3

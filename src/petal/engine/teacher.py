@@ -64,7 +64,7 @@ class TeacherEngine:
         return var
 
     def _make_low_precision(self) -> None:
-        adapter, low = self.adapter, self.policy.low
+        adapter, low = self.adapter, self.low_views
         self.teacher_low = self.source_low = None
         self.teacher_net, self.source_net = adapter.teacher, adapter.source
         if low is not None:
@@ -189,11 +189,16 @@ class TeacherEngine:
         prior = a.prior_weight if isinstance(a, Petal) else 0.0
         return (rule, a.ema, a.views, a.confidence, a.restore, a.gate, a.average, a.loss, a.augment, prior, a.sharing)
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """The precision in which networks run."""
-        if self.policy.low is None:
+    @property
+    def low_views(self) -> torch.dtype | None:
+        """The precision of the teacher on views and of the source, if it is not the adapter's own."""
+        return self.policy.low or self.policy.low_views
+
+    def autocast(self, low: torch.dtype | None) -> AbstractContextManager[Any]:
+        """Networks in here run in this precision, if one is given."""
+        if low is None:
             return nullcontext()
-        return torch.autocast(self.adapter.device.type, dtype=self.policy.low, cache_enabled=False)
+        return torch.autocast(self.adapter.device.type, dtype=low, cache_enabled=False)
 
 
 class OutOfRange(ArithmeticError):
@@ -220,18 +225,20 @@ class Program:
         self.cuda = adapter.device.type == "cuda"
         self.x = image_buffer(x, engine.layout.channels_last)
         teacher, source = engine.teacher_net, engine.source_net
-        if compiled and not self.cuda:
+        compiles = compiled and (self.cuda or engine.low_views is None)  # a CPU gains nothing from it in low precision
+        if compiles and not self.cuda:
             teacher, source = with_stored_scales(teacher), with_stored_scales(source)
         self.teacher: Any = teacher
         self.source: Any = source
         self.student: Any = engine.student_net
-        if compiled:
+        if compiles:
             self.teacher, self.source = (engine.policy.compiler(n, inference=True) for n in (teacher, source))
+        if compiled:
             self.student = engine.policy.compiler(self.student)
         self.teacher_of_views = self.teacher
         self.by_threads = not self.cuda and engine.policy.view_threads > 1 and isinstance(adapter.augment, Views)
         self.threads_ready = False
-        if compiled and self.by_threads:
+        if compiles and self.by_threads:
             self.teacher_of_views = engine.policy.compiler(teacher, inference=True, one_thread=True)
         at_once = views_at_once(adapter, engine.policy, x)
         self.views = [image_buffer(x, engine.layout.channels_last) for _ in range(at_once)]
@@ -400,7 +407,8 @@ class Program:
             if not mine[number]:
                 return self.images
             view = maker.make(*drawn).contiguous(memory_format=layout)
-            return adapter.forward_through(self.teacher_of_views, view)
+            with self.engine.autocast(self.engine.low_views):
+                return adapter.forward_through(self.teacher_of_views, view).to(adapter.dtype)
 
         threads = crew(self.engine.policy.view_threads)
         made = threads.work(draw, make, adapter.views, alone=self.compiled and not self.threads_ready)
@@ -448,7 +456,7 @@ class Program:
         if adapter.views == 0:
             self.needed = self.x.new_zeros(self.x.shape[0], dtype=torch.bool)
         else:
-            with engine.autocast():
+            with engine.autocast(engine.low_views):
                 logits = adapter.forward_through(self.source, self.x).to(adapter.dtype)
             in_range = logits.isfinite().all()
             confidence = F.confidence(logits)
@@ -467,7 +475,7 @@ class Program:
         kept = engine.grad.copy_(engine.student)  # no gradient is waiting here
         engine.student.copy_(engine.teacher)
         try:
-            with torch.enable_grad(), engine.autocast():
+            with torch.enable_grad(), engine.autocast(engine.policy.low):
                 logits = adapter.forward_through(self.student, self.x).to(adapter.dtype)
             logits = logits.detach()  # kept outside of what a graph's other parts write over
             self.plain = logits if self.plain is None else self.plain.copy_(logits)
@@ -486,7 +494,7 @@ class Program:
             for stream in others:
                 stream.wait_stream(torch.cuda.current_stream())
             for view, on in zip(self.views, self.streams, strict=True):
-                with nullcontext() if on is None else torch.cuda.stream(on), self.engine.autocast():
+                with nullcontext() if on is None else torch.cuda.stream(on), self.engine.autocast(self.engine.low_views):
                     predictions.append(adapter.forward_through(self.teacher, view).to(adapter.dtype))
             for stream, logits in zip(others, predictions[1:], strict=False):
                 torch.cuda.current_stream().wait_stream(stream)
@@ -507,7 +515,7 @@ class Program:
         assert target is not None
         engine.grad.zero_()
         with torch.enable_grad():
-            with engine.autocast():
+            with engine.autocast(engine.policy.low):
                 logits = adapter.forward_through(self.student, self.x).to(adapter.dtype)
             loss, grad, unscale = logit_gradient(logits, lambda z: adapter.consistency(z, target).mean())
             torch.autograd.backward(logits, grad, inputs=list(adapter.adapted.values()))
