@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,11 +43,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
-    import ray
-
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield ray
-    ray.shutdown()
+    with cluster.connected(Resources(address="local", local_cpus=2)) as ray:
+        yield ray
 
 
 def call(*arguments: object, command: Any = sweep) -> str:
@@ -297,6 +295,25 @@ def test_which_ray_is_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     fake.init = lambda **_: (_ for _ in ()).throw(ConnectionError("nobody"))  # type: ignore[method-assign]
     with pytest.raises(PetalError, match="no Ray at head:6379: nobody"), cluster.connected(Resources()):
         pass
+
+
+@pytest.mark.parametrize(("address", "slow", "starts"), [("local", 1, True), ("local", 2, False), ("auto", 1, False)])
+def test_a_ray_of_our_own_may_start_slowly_once(
+    monkeypatch: pytest.MonkeyPatch, address: str, slow: int, starts: bool
+) -> None:
+    class Slow(FakeRay):
+        tries = 0
+
+        def init(self, **options: object) -> None:
+            self.tries += 1
+            if self.tries <= slow:
+                raise Exception("timed out")
+            super().init(**options)
+
+    monkeypatch.setattr(cluster, "import_ray", Slow)
+    refused = nullcontext() if starts else pytest.raises(PetalError, match="timed out")
+    with refused, cluster.connected(Resources(address=address)) as fake:
+        assert fake.tries == slow + 1
 
 
 def test_an_address_where_nobody_is(monkeypatch: pytest.MonkeyPatch) -> None:

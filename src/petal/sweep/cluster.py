@@ -50,8 +50,8 @@ def connected(resources: Resources) -> Iterator[Any]:
         local = {"num_cpus": resources.local_cpus, "include_dashboard": False} if address == "local" else {}
         try:
             _check_answers(address)
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
-        except (OSError, ValueError, RuntimeError) as error:
+            _start(ray, tries=2 if local else 1, address=address, **local)
+        except Exception as error:  # Ray raises just that where it took too long to start
             raise ConfigError(f"no Ray at {address}: {error}") from error
     try:
         _check_fits(ray, resources)
@@ -59,6 +59,17 @@ def connected(resources: Resources) -> Iterator[Any]:
     finally:
         if ours:
             ray.shutdown()
+
+
+def _start(ray: Any, tries: int, **options: Any) -> None:
+    """Ray gives its own processes half a minute: too little for their first start on a machine that is busy."""
+    for left in reversed(range(tries)):
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
+            return
+        except Exception:
+            if not left:
+                raise
 
 
 def _check_answers(address: str) -> None:
