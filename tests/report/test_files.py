@@ -8,7 +8,7 @@ import pytest
 
 from petal.errors import DataError
 from petal.evaluate import Record, summarize
-from petal.report import load, read_run
+from petal.report import draw, load, read_run
 
 from .fakes import write_run
 
@@ -201,11 +201,16 @@ def test_bad_samples(tmp_path: Path) -> None:
     (job.folder / "samples.npz").write_bytes(b"PK torn")
     with pytest.raises(DataError, match="holds no readable"):
         job.samples()
-    (job.folder / "samples.npz").unlink()
-    with pytest.raises(DataError, match=r"samples\.npz is missing"):
-        job.samples()
-    (job.folder / "samples.json").unlink()
+
+
+@pytest.mark.parametrize("left", [None, "samples.json", "samples.npz"])
+def test_pictures_may_be_left_behind(tmp_path: Path, left: str | None) -> None:
+    run = write_run(tmp_path / "run", ("source",), batches=1, n=4, samples=True)
+    job = read_run(run).jobs[0]
+    for name in {"samples.json", "samples.npz"} - {left}:
+        (job.folder / name).unlink()
     assert job.samples() is None
+    assert "samples" not in [drawing.name for drawing in draw(load(run).sections[0])]
 
 
 def test_folder_of_a_sweep_is_that_of_its_runs(tmp_path: Path, small: Path) -> None:
