@@ -93,6 +93,43 @@ def test_views_in_low_precision_leave_the_rest_as_it_is(net: str, threads: int) 
     assert all(torch.equal(a, b) for a, b in zip(*(adapter.state_dict().values() for adapter in closed), strict=True))
 
 
+@pytest.mark.parametrize("bad_batch_first", [False, True])
+def test_a_network_that_knows_no_low_precision_runs_in_full(
+    bad_batch_first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    def adapter(low: torch.dtype | None) -> petal.Petal:
+        model = network()
+        model.norm1.register_forward_pre_hook(refuse_bfloat16)
+        return petal.accelerate(make("petal", model), policy=Policy(low_views=low, view_threads=2))
+
+    def refuse_bfloat16(layer: nn.Module, x: tuple[Tensor]) -> None:
+        if x[0].dtype == torch.bfloat16:
+            raise RuntimeError("not implemented for 'BFloat16'")
+
+    one, other = adapter(torch.bfloat16), adapter(None)
+    if bad_batch_first:
+        for a in (one, other):
+            with pytest.raises(petal.InputError, match="cannot take a batch"):
+                a(images()[:, :2])
+        assert not caplog.messages
+    for seed in range(3):
+        assert torch.equal(one(images(seed=seed)), other(images(seed=seed)))
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+    (said,) = caplog.messages
+    assert "float32" in said
+    assert "not implemented for 'BFloat16'" in said
+
+
+def test_a_bad_batch_does_not_end_low_precision() -> None:
+    adapter = petal.accelerate(make("petal", network()), policy=Policy(low_views=torch.bfloat16))
+    adapter(images())
+    programs = dict(adapter.executor.programs)
+    with pytest.raises(petal.InputError):
+        adapter(images()[:, :2])
+    assert adapter.executor.policy.low_views == torch.bfloat16
+    assert programs.items() <= adapter.executor.programs.items()
+
+
 def test_a_cpu_has_views_in_low_precision_if_it_has_instructions_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     able: dict[str, bool] = {}
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)

@@ -21,6 +21,7 @@ from petal.engine.flat import Layout
 from petal.engine.networks import image_buffer, logit_gradient, low_precision, prefers_channels_last, with_stored_scales
 from petal.engine.policy import Policy, record, side_stream, side_streams
 from petal.engine.views import Maker, crew, draw, group_size, make_views
+from petal.errors import InputError
 from petal.methods.base import not_finite
 from petal.methods.mean_teacher import MeanTeacher, Sharing
 from petal.methods.petal import Petal
@@ -51,6 +52,7 @@ class TeacherEngine:
         self.state: list[Tensor] = []
         self.step = torch.zeros((), device=device)
         self.programs: dict[torch.Size, Program] = {}
+        self.proven = False  # a batch has gone through
         self.seen: dict[torch.Size, int] = {}
         self._link_optimizer()
 
@@ -99,14 +101,37 @@ class TeacherEngine:
 
     def _predict(self, x: Tensor) -> Tensor:
         try:
-            return self._program(x).predict(x)
+            answer = self._program(x).predict(x)
         except OutOfRange:
             log.warning("this network leaves the range of float16 and runs in bfloat16 from here on")
             self.policy.low = torch.bfloat16
-            self.programs.clear()
-            with torch.no_grad():
-                self._make_low_precision()
-            return self._program(x, again=True).predict(x)
+            self._make_anew()
+            answer = self._program(x, again=True).predict(x)
+        except InputError as error:
+            if self.proven or self.policy.low is not None or self.policy.low_views is None:
+                raise
+            answer = self._predict_in_full(x, error)
+        self.proven = True
+        return answer
+
+    def _predict_in_full(self, x: Tensor, error: InputError) -> Tensor:
+        """For a network that knows no low precision: the source says so before any random number is drawn."""
+        low, self.policy.low_views = self.policy.low_views, None
+        self._make_anew()
+        try:
+            answer = self._program(x, again=True).predict(x)
+        except BaseException:  # it was the batch
+            self.policy.low_views = low
+            self._make_anew()
+            raise
+        log.warning("source and views run in %s: in %s, %s", self.adapter.dtype, low, error)
+        return answer
+
+    def _make_anew(self) -> None:
+        """What depends on the precision."""
+        self.programs.clear()
+        with torch.no_grad():
+            self._make_low_precision()
 
     def skipped(self) -> int:
         """Updates not made since the last invalidation; waits for the device."""
