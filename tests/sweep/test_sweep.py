@@ -32,6 +32,7 @@ from recipes.source import make_source
 
 SMALL = ["--images", "16", "--batch-size", "8", "--checkpoint-every", "4"]
 SETTINGS = [f"--set={method}.{option}" for method in ("cotta", "petal") for option in ("views=2", "confidence=2")]
+BATCHES = 30            # 15 corruptions, two batches each
 GRID = ["-m", "cotta", "-m", "petal", "--order", "1-2", "--seed", "0-1"]
 
 
@@ -58,7 +59,11 @@ def call(*arguments: object, command: Any = sweep) -> str:
 
 
 class Killer(threading.Thread):
-    """Waits until some job is past its first checkpoint, keeps its records and kills the process that writes them."""
+    """Waits until some job has a checkpoint on the disk, keeps its records and kills the process that writes them.
+
+    Records are written at once and checkpoints by a thread, later: lines alone do not say that one is there. The process is
+    held while it is looked at, so that it is killed where it was seen.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(daemon=True)
@@ -68,12 +73,19 @@ class Killer(threading.Thread):
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             for file in self.folder.glob("digits/jobs/*/records.jsonl"):
-                lines = file.read_text().splitlines()
-                if 6 <= len(lines) < 25 and (writers := pids_with(file)):
-                    os.kill(writers[0], signal.SIGKILL)
-                    self.killed, self.lines = file.parent.name, lines
-                    return
+                if self.checkpointed(file):
+                    for writer in pids_with(file):
+                        os.kill(writer, signal.SIGSTOP)
+                        lines = file.read_text().splitlines()
+                        if writer in pids_with(file) and self.checkpointed(file) and len(lines) < BATCHES:
+                            self.killed, self.lines = file.parent.name, lines
+                            os.kill(writer, signal.SIGKILL)
+                            return
+                        os.kill(writer, signal.SIGCONT)
             time.sleep(0.005)
+
+    def checkpointed(self, file: Path) -> bool:
+        return any(file.parent.glob("checkpoint-*.safetensors"))
 
 
 def pids_with(file: Path) -> list[int]:
@@ -105,6 +117,7 @@ def test_sweep_on_ray_with_a_killed_worker(ray: Any, source: list[str], tmp_path
     assert found == records(tmp_path / "single")
     assert not list(run.glob("jobs/*/*checkpoint*"))
     now = (run / "jobs" / killer.killed / "records.jsonl").read_text().splitlines()
+    assert len(now) == BATCHES
     assert now[:4] == killer.lines[:4]  # with their times: what the first checkpoint covers was not done again
     assert now[-1] not in killer.lines
 
