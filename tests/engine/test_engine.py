@@ -1,9 +1,14 @@
 """The engine against the plain code: same predictions, same weights, whatever is compiled."""
 
 import copy
+import ctypes
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,12 +16,14 @@ from torch import Tensor, nn
 
 import petal
 from networks import NETWORKS, images, network
-from petal.engine import Policy, passes, policy_for
+from petal.cli.common import choose_device
+from petal.engine import Policy, keep_freed_memory, passes, policy_for
 from petal.engine.flat import Layout
 from petal.engine.networks import StoredScale, with_stored_scales
 from petal.engine.policy import best_algorithms
 from petal.engine.teacher import TeacherEngine, views_at_once
 from petal.engine.views import Crew
+from petal.sweep import jobs
 from test_golden import CASES, differences
 
 SENSIBLE = [(kind, net) for kind in petal.METHODS for net in NETWORKS if kind != "bn" or net == "batch-norm"]
@@ -209,7 +216,7 @@ def test_stochastic_restores_its_share() -> None:
 
 def test_a_shape_is_compiled_when_it_comes_again_and_a_short_batch_is_not() -> None:
     adapter = make("petal", network())
-    petal.accelerate(adapter, policy=Policy(compile=True, compile_after=2, options={"backend": "eager"}))
+    petal.accelerate(adapter, policy=Policy(compile=True, compile_after=2, backend="eager"))
     engine = adapter.executor
     assert isinstance(engine, TeacherEngine)
     for count in (12, 12, 7, 12):
@@ -220,7 +227,7 @@ def test_a_shape_is_compiled_when_it_comes_again_and_a_short_batch_is_not() -> N
 
 def test_a_known_batch_shape_is_compiled_at_once_and_no_other() -> None:
     policy = policy_for(torch.device("cpu"), (12, 3, 8, 8))
-    policy.options["backend"] = "eager"
+    policy.backend = "eager"
     adapter = petal.accelerate(make("petal", network()), policy=policy)
     for count in (7, 7, 12):
         adapter(images(count))
@@ -485,3 +492,48 @@ def test_a_learning_rate_changed_on_the_way_counts() -> None:
         assert torch.allclose(plain(images(seed=seed)), fast(images(seed=seed)), atol=1e-3)
     moved = [(a - b).abs().mean().item() for a, b in zip(plain.model.parameters(), fast.model.parameters(), strict=True)]
     assert max(moved) < 2e-3  # the steps are of 0.02
+
+
+FAULTS = """
+import resource, sys, torch
+from petal.engine import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+for _ in range(3):                                                       # room for two at a time
+    [torch.zeros(12_000_000), torch.zeros(12_000_000)]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(10):
+    torch.zeros(12_000_000)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+def test_memory_that_is_kept_is_not_cleared_page_by_page_again() -> None:
+    pytest.importorskip("resource")
+    if not hasattr(ctypes.CDLL(None), "mallopt"):
+        pytest.skip("not glibc")
+
+    def faults(mode: str) -> int:
+        command = [sys.executable, "-c", FAULTS, mode]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    pages = 10 * 48_000_000 // 4096
+    plain = faults("plain")
+    assert plain > pages / 600                                           # the system may give pages of two megabytes
+    assert faults("keep") < plain / 5
+
+
+def test_commands_on_a_cpu_and_their_workers_keep_freed_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    monkeypatch.setattr("petal.cli.common.keep_freed_memory", lambda: called.append("command"))
+    monkeypatch.setattr("petal.sweep.jobs.keep_freed_memory", lambda: called.append("worker"))
+    assert choose_device("cpu").type == "cpu"
+    setup: Any = SimpleNamespace(chosen=SimpleNamespace(builtin=False), plugin=None, bench=lambda device: device)
+    for device in ("cpu", "meta"):
+        assert jobs.bench_of.__wrapped__(setup, device) == torch.device(device)
+    assert called == ["command", "worker"]
+
+
+def test_elsewhere_freed_memory_is_left_to_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())           # a C library without mallopt
+    assert keep_freed_memory() is False

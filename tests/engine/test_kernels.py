@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 CHECKS = """
 import itertools, math, torch
 from petal.augment import Views
-from petal.engine import kernels, passes, views
+from petal.engine import kernels, normalise, passes, views
 from petal.engine.passes import Rule
 from petal.functional import quantile
 
@@ -83,6 +83,13 @@ for per_sample, size in itertools.product((False, True), ((8, 8), (9, 12))):
     plain = torch.stack([v.apply(x, u, n) for u, n in zip(uniform, noise)])
     assert made.shape == plain.shape
     assert (made - plain).abs().max() < 1e-4, (made - plain).abs().max()
+# batch norm's last part
+for shape in ((3, 64, 7, 9), (1, 32, 1, 1), (2, 96, 16, 5)):
+    x = torch.randn(shape, device=device).half().contiguous(memory_format=torch.channels_last)
+    constants = torch.randn(4, shape[1], device=device).unbind()
+    got = kernels.normalise(x, *constants)
+    assert got.is_contiguous(memory_format=torch.channels_last)
+    assert torch.allclose(got.float(), normalise._plain(x, *constants).float(), rtol=2**-9, atol=1e-5), shape
 print("agree")
 """
 

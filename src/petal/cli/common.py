@@ -4,12 +4,16 @@ import os
 
 import torch
 
+from petal.engine import keep_freed_memory
 from petal.errors import ConfigError
 from petal.parallel import started
 
 
 def choose_device(name: str) -> torch.device:
-    """The device a user asks for; "auto" is a GPU if there is one. Each rank of several takes its own GPU."""
+    """The device a user asks for, and this process made ready for it; "auto" is a GPU if there is one.
+
+    Each rank of several takes its own GPU.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -23,6 +27,8 @@ def choose_device(name: str) -> torch.device:
         if device.index >= torch.cuda.device_count():
             raise ConfigError(f"local rank {device.index} has no GPU: start {torch.cuda.device_count()} ranks here")
         torch.cuda.set_device(device)
+    if device.type == "cpu":
+        keep_freed_memory()
     return device
 
 

@@ -4,10 +4,10 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 
+from petal.cli.common import choose_device
 from petal.cli.options import command_line, fit_threads, load_posterior, shown_warnings, source_network, source_on_the_spot
 from petal.cli.run import run_all
 from petal.data import open_dataset
@@ -36,7 +36,7 @@ def demo(
         "notice; each method predicts every batch as it comes and adapts to it.", highlight=False
     )  # fmt: skip
     with shown_warnings(console):
-        device = torch.device("cpu")
+        device = choose_device("cpu")
         weights, posterior = source_on_the_spot(chosen, out / "source", device, console, quiet)
         model = source_network(chosen, weights, device)
         q = load_posterior(posterior, model)

@@ -7,6 +7,8 @@ goes back to the plain torch code of `petal.methods`, which is the reference tha
                 that multiplies in bfloat16, those of the source and of the teacher on views in bfloat16
     programs    one for each batch shape; a shape that comes again is compiled and captured as CUDA graphs, so the last
                 short batch of a stream compiles nothing
+    fusion      on a GPU convolution, residual sum and batch statistics are one kernel where that is faster (`convolution`),
+                and batch norm's last part is another (`normalise`)
     parameters  flat buffers: prior, Fisher threshold, optimizer, average and restore in two sweeps (`passes`)
     views       on a GPU all of a batch's views in four kernels, and two or four at a time through the teacher; on a CPU
                 one a core, prediction included (`views`)
@@ -20,7 +22,7 @@ from typing import TypeVar
 import torch
 
 from petal.engine.network import NetworkEngine
-from petal.engine.policy import Policy
+from petal.engine.policy import Policy, keep_freed_memory
 from petal.engine.teacher import TeacherEngine
 from petal.errors import ConfigError
 from petal.methods import Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, Source, Tent, Wrapper
@@ -40,13 +42,26 @@ def policy_for(device: torch.device, batch_shape: Sequence[int] | None = None) -
     shapes = None if batch_shape is None else frozenset([torch.Size(batch_shape)])
     if device.type == "cuda":
         # a residual sum is written once and not added up again by everyone who reads it
-        realize = {"options": {"realize_reads_threshold": 1}}
-        return Policy(low=torch.float16, compile=True, shapes=shapes, inference_options=realize, view_streams=4)
+        realize = {"realize_reads_threshold": 1}
+        return Policy(
+            low=torch.float16, compile=True, shapes=shapes, inference_options=realize, measured_options=fusing(),
+            view_streams=4,
+        )  # fmt: skip
     compiler = shutil.which("g++") or shutil.which("clang++")
     return Policy(
         low_views=torch.bfloat16 if multiplies_bfloat16() else None, compile=compiler is not None,
         compile_after=CPU_COMPILE_AFTER, shapes=shapes, view_threads=torch.get_num_threads(),
     )  # fmt: skip
+
+
+def fusing() -> dict[str, object]:
+    """What makes the compiler fuse convolutions with what follows them, if its interface is the one we know."""
+    try:
+        from petal.engine.fusion import FuseConvolutions  # here, since it takes seconds to import
+    except ImportError as error:
+        log.info("convolutions are not fused: %s", error)
+        return {}
+    return {"post_grad_custom_post_pass": FuseConvolutions()}
 
 
 def multiplies_bfloat16() -> bool:
@@ -89,4 +104,4 @@ def _accelerate(adapter: A, engine: str, policy: Policy) -> A:
     return adapter
 
 
-__all__ = ["ENGINES", "Policy", "accelerate", "policy_for"]
+__all__ = ["ENGINES", "Policy", "accelerate", "keep_freed_memory", "policy_for"]

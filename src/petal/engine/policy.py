@@ -1,5 +1,6 @@
 """Choices of execution, in one place."""
 
+import ctypes
 import functools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -24,8 +25,9 @@ class Policy:
     compile_after: int = 2
     compiled_shapes: int = 3
     shapes: frozenset[torch.Size] | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-    inference_options: dict[str, Any] = field(default_factory=dict)
+    backend: str = "inductor"  # what compiles
+    inference_options: dict[str, Any] = field(default_factory=dict)  # the compiler's, for networks that only predict
+    measured_options: dict[str, Any] = field(default_factory=dict)  # for all: their outcome depends on what is fast here
     view_threads: int = 1  # on a CPU: so many views at a time, each on a core of its own
     view_streams: int = 1  # on a GPU: so many views at a time, each on a stream of its own
 
@@ -43,15 +45,41 @@ class Policy:
         Trying takes a second, so of shapes that are not named only the first and those seen before count as coming again.
         """
         expected = shape in (self.shapes if self.shapes is not None else seen or {shape})
-        fixed = torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
-        return best_algorithms() if self.compile and expected and not fixed else nullcontext()
+        return best_algorithms() if self.compile and expected and not fixed_algorithms() else nullcontext()
 
-    def compiler(self, function: Callable[..., Any], inference: bool = False, one_thread: bool = False) -> Any:
-        """The compiled form of a network or function, for fixed shapes; the number of its threads is compiled into it."""
-        options = {**self.options, **(self.inference_options if inference else {})}
+    def compiler(
+        self, function: Callable[..., Any], inference: bool = False, one_thread: bool = False, alike: bool = False
+    ) -> Any:
+        """The compiled form of a network or function, for fixed shapes; the number of its threads is compiled into it.
+
+        If it is to round `alike` wherever it is compiled, nothing is measured on the way.
+        """
+        options = dict(self.inference_options) if inference else {}
+        if not (alike or fixed_algorithms()):
+            options |= self.measured_options
         if one_thread:  # C++ from end to end lets go of Python's lock while it runs: other threads do not wait
-            options["options"] = {**options.get("options", {}), "cpp.threads": 1, "cpp_wrapper": True}
-        return torch.compile(function, dynamic=False, **options)
+            options |= {"cpp.threads": 1, "cpp_wrapper": True}
+        return torch.compile(function, backend=self.backend, dynamic=False, options=options or None)
+
+
+def keep_freed_memory() -> bool:
+    """Let this process keep memory that it has freed, for its next batch; whether that could be arranged.
+
+    On a CPU the feature maps of a batch are allocated and freed with every layer. glibc hands blocks of that size back to
+    the system at once, which has to clear them page by page when they are asked for again: a fourth of a step. It is a
+    choice for a whole process, so the commands make it for theirs, and whoever calls `accelerate` in their own may.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # not glibc
+        return False
+    largest, rest = -3, -1  # M_MMAP_THRESHOLD, above which a block is mapped alone; M_TRIM_THRESHOLD, kept at the end
+    return bool(mallopt(largest, 1 << 30)) and bool(mallopt(rest, (1 << 31) - 1))
+
+
+def fixed_algorithms() -> bool:
+    """Whether the user wants the same numbers every time, and so no choice by what happens to be fast."""
+    return torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
 
 
 def record(body: Callable[[], None], pool: Any, warmup: int = 3) -> Callable[[], None]:

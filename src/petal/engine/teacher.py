@@ -95,7 +95,7 @@ class TeacherEngine:
             return self._predict(x).clone()
 
     def _algorithms(self, x: Tensor) -> AbstractContextManager[None]:
-        if self.adapter.sharing is not None:  # processes that round alike do not drift apart
+        if self.adapter.sharing is not None:
             return nullcontext()
         return self.policy.algorithms(x.shape, self.seen)
 
@@ -256,10 +256,13 @@ class Program:
         self.teacher: Any = teacher
         self.source: Any = source
         self.student: Any = engine.student_net
+        alike = adapter.sharing is not None  # processes that round alike do not drift apart
         if compiles:
-            self.teacher, self.source = (engine.policy.compiler(n, inference=True) for n in (teacher, source))
+            self.teacher, self.source = (
+                engine.policy.compiler(n, inference=True, alike=alike) for n in (teacher, source)
+            )
         if compiled:
-            self.student = engine.policy.compiler(self.student)
+            self.student = engine.policy.compiler(self.student, alike=alike)
         self.teacher_of_views = self.teacher
         self.by_threads = not self.cuda and engine.policy.view_threads > 1 and isinstance(adapter.augment, Views)
         self.threads_ready = False

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from petal._files import alone
+from petal.engine import keep_freed_memory
 from petal.errors import ConfigError, PetalError, PetalWarning
 from petal.recipes import Bench, Job, load_plugin, make_manifest, open_run, run_job, score
 from petal.recipes.run import describe_job, file_hash, job_status, read_manifest, write_json
@@ -176,6 +177,8 @@ def in_turn(tasks: Sequence[Task], tick: Callable[[], None]) -> Iterator[Outcome
 def bench_of(setup: Setup, device: str) -> Bench:
     """Data and source, read once for all the jobs that a process gets."""
     fit_threads(setup)
+    if device == "cpu":
+        keep_freed_memory()
     if setup.plugin is not None:
         plugin_of(setup.plugin)
     return setup.bench(torch.device(device))
