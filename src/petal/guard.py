@@ -251,7 +251,7 @@ class Guard(Wrapper):
         """The predictions without views, to compare with the source's: those that were made, if no views were used."""
         if not self.views_used:
             return logits
-        weights = self._weights()
+        weights = self.weights()
         return self.adapter.logits_with({n: weights.get(f"teacher.{n}", p) for n, p in self.adapted.items()}, x)
 
     def _worn(self, here: Reading, classes: int) -> bool:
@@ -344,7 +344,7 @@ class Guard(Wrapper):
 
     def _snapshot(self) -> dict[str, Tensor]:
         with torch.inference_mode(False):
-            return {key: value.detach().clone() for key, value in self._weights().items()}
+            return {key: value.detach().clone() for key, value in self.weights().items()}
 
     def _forget(self) -> None:
         """After the weights were moved: what was seen before says nothing of them."""
@@ -410,7 +410,7 @@ class Guard(Wrapper):
         """Names and shapes; windows and snapshots may not be there yet."""
         fixed = {"counters": (len(COUNTERS),), "usual": (2,)}
         problems = [f"missing 'guard.{key}'" for key in (*fixed, "alarms") if key not in state]
-        weights = {key: tuple(value.shape) for key, value in self._weights().items()}
+        weights = {key: tuple(value.shape) for key, value in self.weights().items()}
         shapes: dict[str, tuple[int, ...]] = {**fixed, "reading": (len(Reading.__dataclass_fields__),)}
         for name in ("good", "candidate"):
             expected = {f"{name}.{key}": shape for key, shape in weights.items()}
@@ -442,7 +442,7 @@ class Guard(Wrapper):
         ]
         place: dict[str, Any] = {"device": self.device}
         self._sums, self._pairs = (state[k].to(copy=True, **place) if k in state else None for k in ("sums", "pairs"))
-        weights = self._weights()
+        weights = self.weights()
         for name in ("good", "candidate"):
             found = {key: state[f"{name}.{key}"] for key in weights if f"{name}.{key}" in state}
             copies = {key: torch.empty_like(weights[key]).copy_(value) for key, value in found.items()}

@@ -28,6 +28,7 @@ class Fisher:
     """
 
     quantile: float = 0.03
+    elementwise = True          # one flat tensor of all weights will do for the list
 
     def __post_init__(self) -> None:
         _check_share("the quantile of Fisher", self.quantile)
@@ -44,6 +45,7 @@ class Stochastic:
     """Put back every weight with the same `probability`, drawn anew each step (CoTTA; the paper's S-Res)."""
 
     probability: float = 0.01
+    elementwise = True
 
     def __post_init__(self) -> None:
         _check_share("the probability of Stochastic", self.probability)

@@ -25,9 +25,8 @@ from torch.multiprocessing.spawn import spawn
 
 from petal import parallel
 from petal.augment import Views
-from petal.bench.steps import NETWORK_INPUT, _timed, make
+from petal.bench.steps import views_of, NETWORK_INPUT, _timed, make
 from petal.engine import accelerate
-from petal.engine.teacher import TeacherEngine
 from petal.errors import ConfigError
 from petal.methods.mean_teacher import MeanTeacher
 from petal.models import build
@@ -200,10 +199,7 @@ def _processor_time(body: Callable[[], object], device: torch.device) -> float:
 
 def views_only(adapter: MeanTeacher, x: Tensor) -> None:
     """The views of a batch and the teacher's predictions of them."""
-    if isinstance(adapter.executor, TeacherEngine):
-        adapter.executor.programs[x.shape]._average()
-    else:
-        adapter.average_over_views(x)
+    adapter.network(adapter.teacher).over(views_of(adapter, x), adapter.average)
 
 
 def draw_only(adapter: MeanTeacher, x: Tensor) -> None:

@@ -15,12 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from petal.engine import accelerate
-from petal.engine.policy import record
-from petal.engine.teacher import TeacherEngine
-from petal.engine.views import draw, group_size
 from petal.errors import ConfigError
 from petal.methods import METHODS, Adapter
 from petal.methods.mean_teacher import MeanTeacher
+from petal.methods.network import ViewSource
 from petal.methods.petal import Petal
 from petal.models import build, flops
 from petal.posterior import DiagonalGaussian
@@ -153,58 +151,30 @@ def part_times(adapter: Adapter, x: Tensor, count: int = 10) -> dict[str, float]
         body()
         return statistics.median(_timed(body, device) for _ in range(count))
 
-    engine = adapter.executor
     opened = adapter.views and adapter.confidence > 1
     with torch.no_grad():
-        if isinstance(engine, TeacherEngine):
-            program = engine.programs[x.shape]
-            out = {"source": median(program.look) if adapter.views else 0.0}
-            if not opened:
-                out["teacher"] = median(program.guess)
-            elif program.by_threads:
-                out["views and teacher"] = median(program._average)
-            else:
-                views = adapter.augment
-                group = min(adapter.views, group_size(x))
-                out["views"] = adapter.views / group * median(
-                    lambda: list(program._views(*draw(views, x, group, adapter.generator)))  # type: ignore[arg-type]
-                )
-                out["teacher on views"] = adapter.views / len(program.views) * median(program.add)
-            whole = median(program.adapt)
-            out["parameter pass"] = parameter_pass(engine, program.lots, count)
-            out["student"] = whole - out["parameter pass"]
-            return out
-        out = {"source": median(lambda: adapter.source(x)) if adapter.views else 0.0}
-        teacher = median(lambda: adapter.teacher(x))
+        source = median(lambda: adapter.logits(adapter.source, x)) if adapter.views else 0.0
+        out = {"source": source}
         if opened:
-            out["views"] = adapter.views * median(lambda: adapter.view(x))
-            out["teacher on views"] = adapter.views * teacher
+            one = adapter.network(adapter.teacher)
+            out["views and teacher"] = median(lambda: one.over(views_of(adapter, x), adapter.average))
         else:
-            out["teacher"] = teacher
-    target = adapter.teacher(x).detach()
+            out["teacher"] = median(lambda: adapter.logits(adapter.teacher, x))
+        target = adapter.logits(adapter.teacher, x)
+    state = adapter.state_dict()
 
-    def student() -> None:
-        adapter.consistency(adapter.model(x), target).mean().backward()  # type: ignore[no-untyped-call]
-        adapter.model.zero_grad()
+    def learn() -> None:
+        loss = adapter.consistency(adapter.logits(adapter.model, x), target).mean()
+        adapter.descend(loss, adapter.penalties(), adapter.after())
 
-    out["student"] = median(student)
+    out["student and parameters"] = median(learn)
+    adapter.load_state_dict(state)
     return out
 
 
-def parameter_pass(engine: TeacherEngine, lots: Tensor | None, count: int) -> float:
-    """Milliseconds of prior, threshold, optimizer, average and restore over the parameters; nothing is changed by it."""
-    program = next(iter(engine.programs.values()))
-    loss = torch.zeros((), device=engine.adapter.device)
-    kept = [t.clone() for t in program._mutable()]
-    one = torch.ones(1, device=loss.device)
-    body: Callable[[], None] = lambda: program._update(loss, one)  # noqa: E731
-    if program.captured:
-        body = record(body, torch.cuda.graph_pool_handle())
-    body()
-    ms = statistics.median(_timed(body, engine.adapter.device) for _ in range(count))
-    for tensor, value in zip(program._mutable(), kept, strict=True):
-        tensor.copy_(value)
-    return ms
+def views_of(adapter: MeanTeacher, x: Tensor) -> ViewSource:
+    """The views of a batch as a step of the adapter has them."""
+    return ViewSource(x, adapter.augment, adapter.views, adapter.generator, adapter.sharing)
 
 
 def matrix_rate(device: torch.device) -> float:

@@ -21,11 +21,10 @@ from typing import TypeVar
 
 import torch
 
-from petal.engine.network import NetworkEngine
+from petal.engine.engine import Engine
 from petal.engine.policy import Policy, keep_freed_memory
-from petal.engine.teacher import TeacherEngine
 from petal.errors import ConfigError
-from petal.methods import Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, Source, Tent, Wrapper
+from petal.methods import Adapter, Wrapper
 
 log = logging.getLogger(__name__)
 
@@ -94,14 +93,9 @@ def _accelerate(adapter: A, engine: str, policy: Policy) -> A:
     elif adapter.dtype != torch.float32:
         log.info("a network in %s runs eager", adapter.dtype)
         adapter.execute_with(None)
-    elif type(adapter) in (CoTTA, Petal):
-        adapter.execute_with(TeacherEngine(adapter, policy))  # type: ignore[arg-type]
-    elif type(adapter) in (Source, BatchNorm, Tent, PseudoLabel):
-        adapter.execute_with(NetworkEngine(adapter, policy))
     else:
-        log.info("%s has no fast form and runs eager", type(adapter).__name__)
-        adapter.execute_with(None)
+        adapter.execute_with(Engine(adapter, policy))
     return adapter
 
 
-__all__ = ["ENGINES", "Policy", "accelerate", "keep_freed_memory", "policy_for"]
+__all__ = ["ENGINES", "Engine", "Policy", "accelerate", "keep_freed_memory", "policy_for"]

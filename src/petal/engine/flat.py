@@ -1,8 +1,7 @@
-"""All parameters of a network in one buffer, so that a pass over them is a pass over memory and not over tensors.
+"""All adapted parameters of a network in one buffer, so that a pass over them is a pass over memory and not over tensors.
 
-A buffer holds the parameters one after the other in the order of `named_parameters`; convolution weights lie in it in
-channels-last order, if asked for. The networks' parameters become views of the buffers: same names, same shapes,
-always current.
+A buffer holds the parameters one after the other; convolution weights lie in it in channels-last order, if asked for. The
+networks' parameters become views of the buffers: same names, same shapes, always current.
 """
 
 from collections.abc import Mapping
@@ -32,6 +31,11 @@ class Layout:
         shapes = tuple(v.shape for v in parameters.values())
         return cls(tuple(parameters), shapes, tuple(offsets), size, channels_last)
 
+    def fits(self, parameters: Mapping[str, Tensor]) -> bool:
+        """True if these parameters have the names and shapes of the layout, and perhaps others besides."""
+        pairs = zip(self.names, self.shapes, strict=True)
+        return bool(self.names) and all(name in parameters and parameters[name].shape == shape for name, shape in pairs)
+
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Each parameter as a view of the buffer."""
         out = {}
@@ -43,10 +47,10 @@ class Layout:
                 out[name] = piece.view(shape)
         return out
 
-    def pack(self, values: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensor:
+    def pack(self, values: Mapping[str, Tensor]) -> Tensor:
         """A new buffer with these values."""
-        like = next(iter(values.values()))
-        flat = torch.empty(self.size, device=like.device, dtype=dtype or like.dtype)
+        like = values[self.names[0]]
+        flat = torch.empty(self.size, device=like.device, dtype=like.dtype)
         for name, view in self.views(flat).items():
             view.copy_(values[name])
         return flat
@@ -54,7 +58,7 @@ class Layout:
     def adopt(self, network: nn.Module) -> Tensor:
         """Move a network's parameters into a new buffer and let them be views of it. Returns the buffer."""
         parameters = dict(network.named_parameters())
-        flat = self.pack({name: p.detach() for name, p in parameters.items()})
+        flat = self.pack({name: parameters[name].detach() for name in self.names})
         for name, view in self.views(flat).items():
             parameters[name].data = view
         return flat

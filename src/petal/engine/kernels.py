@@ -19,11 +19,14 @@ def _grid(count: int, block: int = BLOCK) -> tuple[int]:
 
 @triton.jit
 def _total_gradient(
-    grad, parameter, mean, var, ok, unscale, count, weight, damping, PRIOR: tl.constexpr, BLOCK: tl.constexpr
+    grad, parameter, mean, var, ok, unscale, count, weight, damping, PRIOR: tl.constexpr, SCALED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = at < count
-    g = tl.load(grad + at, inside, other=0.0) * tl.load(unscale)
+    g = tl.load(grad + at, inside, other=0.0)
+    if SCALED:
+        g *= tl.load(unscale)
     if PRIOR:
         p = tl.load(parameter + at, inside, other=0.0)
         m = tl.load(mean + at, inside, other=0.0)
@@ -43,14 +46,14 @@ def total_gradient(
     weight: float,
     damping: float,
     ok: Tensor,
-    unscale: Tensor,
+    unscale: Tensor | None,
 ) -> None:
     """`passes.total_gradient_`."""
     prior = mean is not None and var is not None and weight != 0
     count = grad.numel()
     _total_gradient[_grid(count)](
-        grad, parameter, mean if prior else grad, var if prior else grad, ok, unscale, count, weight, damping,
-        PRIOR=prior, BLOCK=BLOCK, num_warps=4,
+        grad, parameter, mean if prior else grad, var if prior else grad, ok, grad if unscale is None else unscale, count,
+        weight, damping, PRIOR=prior, SCALED=unscale is not None, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
 
 
@@ -182,9 +185,9 @@ def squared_quantile(grad: Tensor, q: float, sample: int = SAMPLE, room: int = R
 
 @triton.jit
 def _update(
-    grad, parameter, teacher, teacher_low, source, first, second, lots, correction, threshold, ok, restored, count,
-    lr, beta1, beta2, eps, ema, probability,
-    KIND: tl.constexpr, NESTEROV: tl.constexpr, TEACHER: tl.constexpr, LOW: tl.constexpr, RESTORE: tl.constexpr,
+    grad, parameter, teacher, teacher_low, source, first, second, uniform, correction, threshold, ok, restored, rates,
+    count, lr, beta1, beta2, eps, ema, probability,
+    KIND: tl.constexpr, RATES: tl.constexpr, NESTEROV: tl.constexpr, TEACHER: tl.constexpr, LOW: tl.constexpr, RESTORE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     if tl.load(ok) != 0:
@@ -199,13 +202,16 @@ def _update(
             v = v * beta2 + g * g * (1 - beta2)
             tl.store(first + at, m, inside)
             tl.store(second + at, v, inside)
-            p -= m / (tl.sqrt(v) * tl.load(correction + 1) + eps) * tl.load(correction)
+            way = m / (tl.sqrt(v) * tl.load(correction + 1) + eps) * tl.load(correction)
         elif KIND == 1:  # SGD with momentum
             m = tl.load(first + at, inside, other=0.0) * beta1 + g
             tl.store(first + at, m, inside)
-            p -= lr * (g + beta1 * m if NESTEROV else m)
+            way = lr * (g + beta1 * m if NESTEROV else m)
         else:
-            p -= lr * g
+            way = lr * g
+        if RATES:
+            way *= tl.load(rates + at, inside, other=0.0)
+        p -= way
         if TEACHER:
             t = tl.load(teacher + at, inside, other=0.0)
             t += (p - t) * (1 - ema)
@@ -216,7 +222,7 @@ def _update(
             if RESTORE == 1:
                 back = (g * g < tl.load(threshold)) & inside
             else:
-                back = (tl.load(lots + at, inside, other=1.0) < probability) & inside
+                back = (tl.load(uniform + at, inside, other=1.0) < probability) & inside
             p = tl.where(back, tl.load(source + at, inside, other=0.0), p)
             tl.atomic_add(restored, tl.sum(back.to(tl.int32), 0), sem="relaxed")
         tl.store(parameter + at, p, inside)
@@ -232,22 +238,23 @@ def update(
     correction: Tensor,
     ema: float,
     threshold: Tensor | None,
-    lots: Tensor | None,
+    uniform: Tensor | None,
     probability: float,
     ok: Tensor,
     teacher_low: Tensor | None,
     restored: Tensor,
+    rates: Tensor | None,
 ) -> None:
     """`passes.update_`."""
     none = grad  # a pointer for what is not read
     count = grad.numel()
-    restore = 0 if source is None else 1 if threshold is not None else 2 if lots is not None else 0
+    restore = 0 if source is None else 1 if threshold is not None else 2 if uniform is not None else 0
     _update[_grid(count)](
         grad, parameter, none if teacher is None else teacher, none if teacher_low is None else teacher_low,
         none if source is None else source, state[0] if state else none, state[1] if len(state) > 1 else none,
-        none if lots is None else lots, correction, none if threshold is None else threshold, ok, restored, count,
-        rule.lr, rule.beta1, rule.beta2, rule.eps, ema, probability,
-        KIND=0 if rule.kind == "adam" else 1 if state else 2, NESTEROV=rule.nesterov, TEACHER=teacher is not None,
+        none if uniform is None else uniform, correction, none if threshold is None else threshold, ok, restored,
+        none if rates is None else rates, count, rule.lr, rule.beta1, rule.beta2, rule.eps, ema, probability,
+        KIND=0 if rule.kind == "adam" else 1 if state else 2, RATES=rates is not None, NESTEROV=rule.nesterov, TEACHER=teacher is not None,
         LOW=teacher_low is not None, RESTORE=restore, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
 

@@ -1,162 +1,196 @@
-"""The methods with one network (Source, BatchNorm, Tent, PseudoLabel), executed fast."""
+"""A network as the engine runs it: in the precision, layout and form that suit the device."""
 
 import logging
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from petal.engine.flat import Layout
-from petal.engine.networks import image_buffer, logit_gradient, low_precision, prefers_channels_last
-from petal.engine.policy import Policy, record
-from petal.functional import all_finite, entropy
-from petal.methods import Adapter, PseudoLabel, Tent
-from petal.methods.base import not_finite
+from petal.engine.networks import WithFeatures, with_stored_scales
+from petal.engine.programs import Program, outputs
+from petal.engine.views import crew, made_together
+from petal.errors import InputError
+from petal.methods.network import Network, ViewSource
+
+if TYPE_CHECKING:
+    from petal.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 
-
-def _pseudo_label(logits: Tensor) -> Tensor:
-    return torch.nn.functional.cross_entropy(logits, logits.argmax(1))
+LARGE = 1 << 16  # numbers in a batch: two such views fill a GPU, and more of them only take memory
 
 
-def objective(adapter: Adapter) -> Callable[[Tensor], Tensor] | None:
-    """What the method minimises, as a function of its logits."""
-    if isinstance(adapter, Tent):
-        return lambda logits: entropy(logits).mean()
-    return _pseudo_label if isinstance(adapter, PseudoLabel) else None
+class FastNetwork(Network):
+    """A module of an adapter with the weights it runs on.
 
-
-class NetworkEngine:
-    """Executes the calls of an adapter whose prediction is its network's own.
-
-    Weights of convolutions and linear layers never change in these methods, so one low-precision copy serves for good.
+    The student, and networks that follow it, run one program each, of the student's: where their weights are equal so are
+    their predictions, to the bit. A network that never changes, and predictions that are averaged over views, have programs
+    of their own in low precision.
     """
 
-    def __init__(self, adapter: Adapter, policy: Policy) -> None:
-        self.adapter, self.policy = adapter, policy
-        self.net = adapter.model
-        with torch.inference_mode(False), torch.no_grad():
-            parameters = dict(adapter.model.named_parameters())
-            self.channels_last = prefers_channels_last(adapter.model, adapter.device)
-            layout = Layout.of(parameters, self.channels_last)
-            self.layout = layout
-            if policy.low is not None:
-                self._make_low_precision()
-            elif self.channels_last:
-                for parameter in parameters.values():
-                    if parameter.dim() == 4:
-                        parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
-        self.objective = objective(adapter)
-        self.programs: dict[torch.Size, NetworkProgram] = {}
-        self.seen: dict[torch.Size, int] = {}
+    def __init__(self, engine: "Engine", module: nn.Module) -> None:
+        super().__init__(module)
+        self.engine, self.member = engine, engine.member(module)
+        adapter = engine.adapter
+        student = engine.member(adapter.model)
+        follows = any(module is other for other in adapter._following.values())
+        self.learns = any(p.requires_grad for p in module.parameters())
+        self.borrows = follows and self.member.flat is not None and same_buffers(module, student.module)
+        self.exact = module is adapter.model or (follows and not self.borrows)
+        self.programs: dict[tuple[Any, ...], Program] = {}
+        self.callables: dict[tuple[Any, ...], Any] = {}
 
-    def _make_low_precision(self) -> None:
-        assert self.policy.low is not None
-        parameters = {name: p.detach() for name, p in self.adapter.model.named_parameters()}
-        self.net = low_precision(self.adapter.model, self.layout, self.layout.pack(parameters, self.policy.low))
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits [N, C] of a batch."""
+        return self._run(x, features=False)[-1]
 
-    def call(self, x: Tensor) -> Tensor:
-        """Predict and adapt."""
-        adapter = self.adapter
-        if adapter.episodic:
-            adapter._try(x)
-            adapter._restart()
-        for _ in range(adapter.steps):
-            logits = self._run(x, learn=self.objective is not None)
-        return logits
+    def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the last linear layer is given [N, D], and the logits [N, C]."""
+        features, logits = self._run(x, features=True)
+        return features, logits
 
-    def _run(self, x: Tensor, learn: bool) -> Tensor:
-        with self.policy.algorithms(x.shape, self.seen):
-            logits = self._program(x).run(x, learn)
-            if self.policy.low == torch.float16 and not bool(logits.isfinite().all()):
-                log.warning("this network leaves the range of float16 and runs in bfloat16 from here on")
-                self.policy.low = torch.bfloat16
-                self.programs.clear()
-                with torch.no_grad():
-                    self._make_low_precision()
-                logits = self._program(x).run(x, learn)
-        return logits
+    def each(self, views: ViewSource, wanted: Sequence[int]) -> Iterator[Tensor]:
+        """Logits of the views with these numbers, in order: by threads on a CPU, side by side on a GPU."""
+        engine = self.engine
+        if not engine.cuda and engine.policy.view_threads > 1 and views.views is not None:
+            return iter(self._tried(lambda: self._by_threads(views, wanted)))
+        return self._side_by_side(views, wanted)
 
-    def predict(self, x: Tensor) -> Tensor:
-        """Predict only."""
-        return self._run(x, learn=False)
+    # How it is run
 
-    def skipped(self) -> int:
-        """Skipped updates are counted by the adapter itself here."""
-        return 0
+    def _run(self, x: Tensor, features: bool) -> tuple[Tensor, ...]:
+        engine, learns = self.engine, torch.is_grad_enabled() and self.learns
+        if learns or self.exact:
+            found = self._exactly(x, features, learns)
+        elif self.borrows:
+            student = engine.adapter.network(engine.adapter.model)
+            assert isinstance(student, FastNetwork)
+            with engine.swapped(self.member):
+                found = student._exactly(x, features, False)
+        else:
+            found = self._tried(lambda: self._program(x, features).run(x)[0])
+            found = tuple(tensor.clone() for tensor in found)
+        engine.admit()
+        return found
 
-    def invalidate(self) -> None:
-        """Nothing is derived from the weights that change."""
+    def _exactly(self, x: Tensor, features: bool, learns: bool) -> tuple[Tensor, ...]:
+        """By the student's program, which is the one with gradients even where none are wanted."""
+        engine = self.engine
+        if engine.cuda or engine.low is not None:
+            program = self._program(x, features, exact=True)
+            return program.run_to_learn(x) if learns else tuple(tensor.clone() for tensor in program.run(x)[0])
+        network = self._callable(True, features, engine.due(x.shape))
+        with torch.set_grad_enabled(self.learns):
+            found = outputs(network, engine.empty_like(x).copy_(x), engine.adapter.dtype)
+        return found if learns else tuple(tensor.detach() for tensor in found)
 
-    def _program(self, x: Tensor) -> "NetworkProgram":
-        times = self.seen[x.shape] = self.seen.get(x.shape, 0) + 1
-        program = self.programs.get(x.shape)
-        compiled = sum(p.compiled for shape, p in self.programs.items() if shape != x.shape)
-        due = self.policy.due(x.shape, times, compiled)
-        if program is None or program.compiled != due:
-            program = self.programs[x.shape] = NetworkProgram(self, x, due)
+    def _tried(self, body: Callable[[], Any]) -> Any:
+        """On a CPU, networks that know no low precision run in full; whether it was the batch shows in the second try."""
+        engine, low = self.engine, self.engine.low_views
+        random = engine.adapter.generator.get_state()
+        try:
+            found = body()
+        except InputError as error:
+            if engine.proven or engine.low is not None or low is None:
+                raise
+            engine.low_views = None
+            engine.adapter.generator.set_state(random)
+            try:
+                found = body()
+            except BaseException:
+                engine.low_views = low
+                raise
+            log.warning("source and views run in %s: in %s, %s", engine.adapter.dtype, low, error)
+        engine.proven = True
+        return found
+
+    def _program(self, x: Tensor, features: bool, exact: bool = False, batches: int = 1) -> Program:
+        engine = self.engine
+        room, compiled = engine.room(), engine.due(x.shape)
+        low = engine.low if exact else engine.low or engine.low_views
+        key = (x.shape, features, exact, batches, low, id(room))
+        program = self.programs.get(key)
+        if program is None or (compiled and program.network is not self._callable(exact, features, True)):
+            self.programs.pop(key, None)  # its memory is free before the new one takes its own
+            program = self.programs[key] = Program(
+                engine, self._callable(exact, features, compiled), x, low,
+                learns=exact and self.learns, room=room, compiled=compiled, batches=batches,
+            )  # fmt: skip
+        elif low is not None:
+            self._network(exact)  # its copies are current
         return program
 
+    def _network(self, exact: bool) -> nn.Module:
+        """The module, with copies of its weights in low precision where that is how it multiplies."""
+        low = self.engine.low if exact else self.engine.low or self.engine.low_views
+        return self.module if low is None else self.member.in_low_precision(low, adapted=not (exact and self.learns))
 
-class NetworkProgram:
-    """Forward, and forward with backward, for one batch shape."""
+    def _callable(self, exact: bool, features: bool, compiled: bool, one_thread: bool = False) -> Any:
+        """What is called with a batch: the network, compiled or not."""
+        engine = self.engine
+        network = self._network(exact)
+        if compiled and not engine.cuda and not exact:
+            compiled = engine.low_views is None  # a CPU gains nothing from it in low precision
+        key = (exact, features, compiled, one_thread, network)
+        if key not in self.callables:
+            if compiled and not engine.cuda and not exact:
+                network = with_stored_scales(network)
+            found: Any = WithFeatures(network) if features else network
+            if compiled:
+                alike = getattr(engine.adapter, "sharing", None) is not None  # processes that round alike do not drift apart
+                found = engine.policy.compiler(found, inference=not exact, one_thread=one_thread, alike=alike)
+            self.callables[key] = found
+        return self.callables[key]
 
-    def __init__(self, engine: NetworkEngine, x: Tensor, compiled: bool) -> None:
-        self.engine, self.compiled = engine, compiled
-        self.net = engine.policy.compiler(engine.net) if compiled else engine.net
-        self.x = image_buffer(x, engine.channels_last)
-        self.graphs = compiled and x.is_cuda
-        self.recorded: dict[bool, Callable[[], None]] = {}
+    # Views
 
-    def run(self, x: Tensor, learn: bool) -> Tensor:
-        """Logits of the batch, and one update if `learn`."""
-        self.x.copy_(x, non_blocking=True)
-        body = self._learn if learn else self._predict
-        if self.graphs and learn not in self.recorded:
-            try:
-                self.recorded[learn] = record(body, torch.cuda.graph_pool_handle())
-            except Exception as error:
-                log.warning("this network cannot run as a CUDA graph and runs without: %s", error)
-                torch.cuda.synchronize()
-                self.graphs = False
-        self.recorded.get(learn, body)()
-        logits = self.logits.clone()
-        if not bool(self.finite):
-            raise not_finite(x)
-        if learn:
-            self._update()
-        return logits
-
-    def _forward(self) -> Tensor:
+    def _side_by_side(self, views: ViewSource, wanted: Sequence[int]) -> Iterator[Tensor]:
+        """As many at a time as the policy has streams for, so that none is left over."""
         policy = self.engine.policy
-        self.finite = self.x.isfinite().all()
-        with torch.autocast(self.x.device.type, dtype=policy.low, cache_enabled=False) if policy.low else nullcontext():
-            return self.engine.adapter.forward_through(self.net, self.x).float()
+        most = min(policy.view_streams, 2) if views.x.numel() > LARGE else policy.view_streams
+        count = max(n for n in range(1, most + 1) if len(wanted) % n == 0) if views.sharing is None else 1
+        made = self._made(views, wanted)
+        for _ in range(len(wanted) // count):
+            several = islice(made, count)
+            results = self._tried(lambda several=several: self._program(views.x, False, batches=count).run(*several))
+            yield from (logits for (logits,) in results)
+        for _ in made:
+            raise AssertionError("every view is predicted")
 
-    def _predict(self) -> None:
-        with torch.no_grad():
-            self.logits = self._forward()
-
-    def _learn(self) -> None:
-        assert self.engine.objective is not None
-        with torch.enable_grad():
-            logits = self._forward()
-            loss, grad, unscale = logit_gradient(logits, self.engine.objective)
-            grads = torch.autograd.grad(logits, list(self.engine.adapter.adapted.values()), grad)
-        with torch.no_grad():
-            self.grads = [g * unscale for g in grads]
-            self.logits, self.usable = logits.detach(), all_finite([loss, *self.grads])
-
-    def _update(self) -> None:
-        adapter = self.engine.adapter
-        assert adapter.optimizer is not None
-        if not bool(self.usable):
-            adapter.skipped += 1
+    def _made(self, views: ViewSource, wanted: Sequence[int]) -> Iterator[Tensor]:
+        """The views with these numbers, in order; on a GPU many by one kernel."""
+        if self.engine.cuda and views.views is not None:
+            yield from made_together(views, wanted)
             return
-        for parameter, grad in zip(adapter.adapted.values(), self.grads, strict=True):
-            parameter.grad = grad
-        adapter.optimizer.step()
-        for parameter in adapter.adapted.values():
-            parameter.grad = None
+        make = self.engine.maker(views)
+        for number, drawn in enumerate(views.draws()):
+            if number in wanted:
+                yield make(drawn)
+
+    def _by_threads(self, views: ViewSource, wanted: Sequence[int]) -> list[Tensor]:
+        """Each view is made and predicted by one thread; draws are made in order."""
+        engine, compiled = self.engine, self.engine.due(views.x.shape)
+        make, numbers, low = engine.maker(views), iter(range(views.count)), engine.low or engine.low_views
+        network = self._callable(False, False, compiled, one_thread=True)
+
+        def predict(numbered: tuple[int, Any]) -> Tensor:
+            number, drawn = numbered
+            if number not in wanted:
+                return views.x
+            view = make(drawn)
+            with engine.autocast(low):
+                return outputs(network, engine.empty_like(view).copy_(view), engine.adapter.dtype)[-1]
+
+        threads, alone = crew(engine.policy.view_threads), compiled and network not in engine.warm
+        made = threads.work(lambda: (next(numbers), views.draw()), predict, views.count, alone=alone)
+        engine.warm.add(network)
+        return [made[number] for number in wanted]
+
+
+def same_buffers(one: nn.Module, other: nn.Module) -> bool:
+    """True if two networks differ in parameters alone, and are of one class."""
+    mine, theirs = dict(one.named_buffers()), dict(other.named_buffers())
+    equal = mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
+    return type(one) is type(other) and equal and dict(one.named_parameters()).keys() == dict(other.named_parameters()).keys()

@@ -1,6 +1,6 @@
 """Networks in the form in which they run fast: channels-last, convolutions and linear layers in low precision."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from copy import copy, deepcopy
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from petal.engine.flat import Layout
+from petal.methods.network import Recorder
 
 
 def matrix_weights(network: nn.Module) -> set[str]:
@@ -19,19 +20,95 @@ def matrix_weights(network: nn.Module) -> set[str]:
     }
 
 
-def low_precision(network: nn.Module, layout: Layout, low: Tensor) -> nn.Module:
-    """The same network with its matrix weights as views of the low-precision buffer; all else is shared with it.
+def prefers_channels_last(network: nn.Module, device: torch.device) -> bool:
+    """Whether to lay images out channels-last. On a CPU torch's GroupNorm can crash in its backward pass so laid out."""
+    return device.type != "cpu" or not any(isinstance(layer, nn.GroupNorm) for layer in network.modules())
 
-    Meant to run under autocast, which then has no weights left to convert. Normalisation keeps its float32 parameters.
+
+class Member:
+    """A network of an adapter: its adapted parameters in one flat tensor, and copies of its weights in low precision.
+
+    The copies are made anew when the weights have been changed since, by whomever.
     """
-    views = layout.views(low)
-    matrices = matrix_weights(network)
-    memo: dict[int, object] = {}
+
+    def __init__(self, module: nn.Module, layout: Layout) -> None:
+        self.module, self.layout = module, layout
+        self.parameters = dict(module.named_parameters())
+        self.flat = layout.adopt(module) if layout.fits(self.parameters) else None
+        self.adapted = set(layout.names) if self.flat is not None else set()
+        if layout.channels_last:
+            for name, parameter in self.parameters.items():
+                if name not in self.adapted and parameter.dim() == 4:
+                    parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+        self.low_flat: Tensor | None = None
+        self.low_others: dict[str, Tensor] = {}
+        self.networks: dict[bool, nn.Module] = {}
+        self.stamp = -1
+
+    def in_low_precision(self, low: torch.dtype, adapted: bool) -> nn.Module:
+        """The same network with copies for its matrix weights, to be run under autocast, which has none left to convert.
+
+        Those of `adapted` parameters are among them only if asked for: a network that learns multiplies by the originals.
+        """
+        if adapted not in self.networks:
+            others = {name: p for name, p in self.parameters.items() if name not in self.adapted}
+            matrices = matrix_weights(self.module)
+            for name in others.keys() & matrices - self.low_others.keys():
+                self.low_others[name] = others[name].detach().to(low)
+            lows = dict(self.low_others)
+            if adapted and self.flat is not None:
+                self.low_flat = self.flat.to(low)
+                views = self.layout.views(self.low_flat)
+                lows |= {name: view for name, view in views.items() if name in matrices}
+            self.stamp = self._versions()
+            self.networks[adapted] = _with_weights(self.module, lows)
+        elif self.stamp != self._versions():
+            self.refresh()
+        return self.networks[adapted]
+
+    def refresh(self) -> None:
+        """Bring the copies up to date."""
+        with torch.no_grad():
+            for name, value in self.low_others.items():
+                value.copy_(self.parameters[name])
+            if self.low_flat is not None and self.flat is not None:
+                self.low_flat.copy_(self.flat)
+        self.stamp = self._versions()
+
+    def is_current(self) -> None:
+        """Whoever changed the weights has changed the copies with them."""
+        self.stamp = self._versions()
+
+    def forget_copies(self) -> None:
+        """For another precision."""
+        self.low_flat, self.low_others, self.networks = None, {}, {}
+
+    def _versions(self) -> int:
+        flat = 0 if self.flat is None else self.flat._version
+        return flat + sum(p._version for p in self.parameters.values())
+
+
+def _with_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """The same network with other tensors for some weights; all else is shared with it."""
+    memo: dict[int, object] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
     for name, parameter in network.named_parameters():
-        memo[id(parameter)] = nn.Parameter(views[name], requires_grad=False) if name in matrices else parameter
-    for buffer in network.buffers():
-        memo[id(buffer)] = buffer
+        if name in weights:
+            memo[id(parameter)] = nn.Parameter(weights[name], requires_grad=False)
     return deepcopy(network, memo)
+
+
+class WithFeatures(nn.Module):
+    """A network that returns what its last linear layer is given, and then its logits."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features [N, D] and logits [N, C]."""
+        with Recorder(self.network) as recorder:
+            logits = self.network(x)
+            return recorder.taken(), logits
 
 
 class StoredScale(nn.BatchNorm2d):
@@ -59,30 +136,3 @@ def with_stored_scales(network: nn.Module) -> nn.Module:
             fast.__class__ = StoredScale
             memo[id(layer)] = fast
     return deepcopy(network, memo)
-
-
-def prefers_channels_last(network: nn.Module, device: torch.device) -> bool:
-    """Whether to lay images out channels-last. On a CPU torch's GroupNorm can crash in its backward pass so laid out."""
-    return device.type != "cpu" or not any(isinstance(layer, nn.GroupNorm) for layer in network.modules())
-
-
-def image_buffer(x: Tensor, channels_last: bool) -> Tensor:
-    """An empty batch like `x`, with images in channels-last order if asked for."""
-    if channels_last and x.dim() == 4:
-        return torch.empty_like(x, memory_format=torch.channels_last)
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def logit_gradient(logits: Tensor, objective: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, its gradient by the logits scaled to about one, and what undoes the scale.
-
-    The scale is a power of two, chosen on the device from the gradient itself, so that float16 neither underflows while
-    teacher and student agree nor overflows when they do not.
-    """
-    leaf = logits.detach().requires_grad_()
-    loss = objective(leaf)
-    (grad,) = torch.autograd.grad(loss, leaf)
-    with torch.no_grad():
-        exponent = torch.floor(-torch.log2(grad.abs().amax().clamp(min=2.0**-40)))
-        scale = torch.exp2(torch.nan_to_num(exponent, nan=0.0, posinf=0.0, neginf=0.0))
-        return loss.detach(), grad * scale, (1 / scale).reshape(1)

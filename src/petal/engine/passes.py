@@ -2,7 +2,7 @@
 
     sweep 1    total gradient g = g_loss / scale + α (θ - μ) / (σ² + damping); is everything finite?
     threshold  γ, the δ-quantile of g² over all weights, exact, by radix selection on the bits of |g|
-    sweep 2    optimizer step, teacher's moving average (and its bf16 copy), restore where g² < γ (or by lot)
+    sweep 2    optimizer step, teacher's moving average (and its copy in low precision), restore where g² < γ (or drawn)
 
 Nothing here looks at a value on the host: if the loss or a gradient is not finite, the second sweep writes nothing.
 Each function has two bodies that compute the same: Triton kernels for CUDA tensors, plain torch for all others.
@@ -32,7 +32,7 @@ def kernels_for(tensor: Tensor) -> Any:
 
 @dataclass(frozen=True)
 class Rule:
-    """An optimizer in the form the pass knows: Adam, or SGD with momentum."""
+    """An optimizer in the form the pass knows: Adam, or SGD with momentum. With several `rates`, `lr` is 1."""
 
     kind: str
     lr: float
@@ -40,22 +40,23 @@ class Rule:
     beta2: float = 0.0
     eps: float = 0.0
     nesterov: bool = False
+    rates: tuple[float, ...] = ()       # of the parameter groups, where they differ in nothing else
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer) -> "Rule | None":
         """The rule of a torch optimizer, or None if the pass does not know it in this form."""
-        if len(optimizer.param_groups) != 1:
+        groups = optimizer.param_groups
+        group = groups[0]
+        rates = tuple(g["lr"] for g in groups)
+        alike = all({**g, "params": 0, "lr": 0} == {**group, "params": 0, "lr": 0} for g in groups[1:])
+        if not alike or any(isinstance(rate, Tensor) for rate in rates) or group["weight_decay"] or group["maximize"]:
             return None
-        group = optimizer.param_groups[0]
-        if type(optimizer) is torch.optim.Adam:
-            if group["weight_decay"] or group["amsgrad"] or group["maximize"] or isinstance(group["lr"], Tensor):
-                return None
+        lr, rates = (rates[0], ()) if len(groups) == 1 else (1.0, rates)
+        if type(optimizer) is torch.optim.Adam and not group["amsgrad"]:
             beta1, beta2 = group["betas"]
-            return cls("adam", group["lr"], beta1, beta2, group["eps"])
-        if type(optimizer) is torch.optim.SGD:
-            if group["weight_decay"] or group["dampening"] or group["maximize"] or isinstance(group["lr"], Tensor):
-                return None
-            return cls("sgd", group["lr"], group["momentum"], nesterov=group["nesterov"])
+            return cls("adam", lr, beta1, beta2, group["eps"], rates=rates)
+        if type(optimizer) is torch.optim.SGD and not group["dampening"]:
+            return cls("sgd", lr, group["momentum"], nesterov=group["nesterov"], rates=rates)
         return None
 
     @property
@@ -74,9 +75,9 @@ def total_gradient_(
     weight: float,
     damping: float,
     ok: Tensor,
-    unscale: Tensor,
+    unscale: Tensor | None,
 ) -> None:
-    """Sweep 1, in place on `grad`, which is first multiplied by `unscale` (one element).
+    """Sweep 1, in place on `grad`, which is first multiplied by `unscale` (one element), if there is one.
 
     `ok` (int32, one element) becomes 0 if a gradient is not finite.
     """
@@ -84,7 +85,8 @@ def total_gradient_(
     if kernels is not None:
         kernels.total_gradient(grad, parameter, mean, var, weight, damping, ok, unscale)
         return
-    grad.mul_(unscale)
+    if unscale is not None:
+        grad.mul_(unscale)
     if mean is not None and var is not None and weight:
         grad.addcdiv_(parameter - mean, var + damping, value=weight)
     ok.mul_(grad.abs().max().isfinite())
@@ -108,16 +110,17 @@ def update_(
     step: Tensor,
     ema: float,
     threshold: Tensor | None,
-    lots: Tensor | None,
+    uniform: Tensor | None,
     probability: float,
     ok: Tensor,
     teacher_low: Tensor | None,
     restored: Tensor,
+    rates: Tensor | None = None,
 ) -> None:
     """Sweep 2, in place on parameter, teacher, optimizer state and step; nothing is written where ok is 0.
 
-    `threshold` (from `squared_quantile`) restores by information, `lots` (uniform numbers) by `probability`.
-    `restored` receives the number of weights put back.
+    `threshold` (from `squared_quantile`) restores by information, `uniform` numbers by `probability`. `restored` receives
+    the number of weights put back. `rates` are those of the single weights, where they differ.
     """
     step.add_(ok[0])
     correction = bias_corrections(rule, step, grad.dtype)
@@ -125,16 +128,16 @@ def update_(
     kernels = kernels_for(grad)
     if kernels is not None:
         kernels.update(
-            rule, grad, parameter, teacher, source, state, correction, ema, threshold, lots, probability, ok,
-            teacher_low, restored,
+            rule, grad, parameter, teacher, source, state, correction, ema, threshold, uniform, probability, ok,
+            teacher_low, restored, rates,
         )  # fmt: skip
         return
     if not bool(ok):  # plain torch may look: only the kernels promise not to
         return
     if threshold is not None:
         mask = grad.square() < threshold
-    elif lots is not None:
-        mask = lots < probability
+    elif uniform is not None:
+        mask = uniform < probability
     else:
         mask = None
     if rule.kind == "adam":
@@ -142,13 +145,13 @@ def update_(
         first.lerp_(grad, 1 - rule.beta1)
         second.mul_(rule.beta2).addcmul_(grad, grad, value=1 - rule.beta2)
         denominator = (second.sqrt() * correction[1]).add_(rule.eps)
-        parameter.sub_(first / denominator * correction[0])
+        parameter.sub_(_rated(first / denominator * correction[0], rates))
     elif state:
         (buffer,) = state
         buffer.mul_(rule.beta1).add_(grad)
-        parameter.sub_(grad + rule.beta1 * buffer if rule.nesterov else buffer, alpha=rule.lr)
+        parameter.sub_(_rated(grad + rule.beta1 * buffer if rule.nesterov else buffer, rates), alpha=rule.lr)
     else:
-        parameter.sub_(grad, alpha=rule.lr)
+        parameter.sub_(_rated(grad, rates), alpha=rule.lr)
     if teacher is not None:
         teacher.lerp_(parameter, 1 - ema)
         if teacher_low is not None:
@@ -156,6 +159,10 @@ def update_(
     if mask is not None and source is not None:
         torch.where(mask, source, parameter, out=parameter)
         restored.add_(mask.sum())
+
+
+def _rated(way: Tensor, rates: Tensor | None) -> Tensor:
+    return way if rates is None else way * rates
 
 
 def bias_corrections(rule: Rule, step: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,7 +1,7 @@
 """The views of a batch: on a GPU several at a time and without the host, on a CPU one a core."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from threading import Barrier, Lock
@@ -14,29 +14,24 @@ from torch import Tensor
 from petal.augment import KERNEL, Parts, Views, brightness, contrast, finish, gamma, gray, hue, positions, saturation
 from petal.engine.passes import kernels_for
 from petal.engine.policy import Policy
+from petal.methods.network import ViewSource
 
 Drawn = TypeVar("Drawn")
 
 LIMIT = 1 << 26  # elements of one group of views: 256 MiB
 
 
-def draw(views: Views, x: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Uniforms [K, rows, DRAWS] and noise [K, *x.shape] of `count` views.
-
-    One view at a time has the very numbers of the plain path; several at once are drawn in few calls, and are other
-    numbers of the same generator.
-    """
-    first = views.draw(x, generator)
-    if count == 1:
-        return first[0][None], first[1][None]
-    uniform = torch.rand(count - 1, *first[0].shape, device=x.device, generator=generator)
-    noise = torch.randn(count - 1, *x.shape, device=x.device, dtype=x.dtype, generator=generator)
-    return torch.cat([first[0][None], uniform.to(x.dtype)]), torch.cat([first[1][None], noise])
-
-
-def group_size(x: Tensor) -> int:
-    """How many views to make at a time: on a CPU one, since there is no launch to save."""
-    return max(1, LIMIT // x.numel()) if x.is_cuda else 1
+def made_together(source: ViewSource, wanted: Sequence[int]) -> Iterator[Tensor]:
+    """The views with these numbers, in order, many by one kernel; the random numbers are those of views made one by one."""
+    assert source.views is not None
+    x = source.images.contiguous()
+    size = max(1, LIMIT // x.numel())
+    for start in range(0, source.count, size):
+        numbers = range(start, min(start + size, source.count))
+        drawn = [drawn for number, drawn in [(number, source.draw()) for number in numbers] if number in wanted]
+        if drawn:
+            uniform, noise = (torch.stack(parts) for parts in zip(*drawn, strict=True))
+            yield from make_views(source.views, x, uniform, noise)
 
 
 class Maker:

@@ -29,8 +29,3 @@ class AffineAdapter(Adapter):
                 "use CoTTA or Petal, which adapt every parameter"
             )
         self.adapt(parameters, lr, optimizer)
-        self._initial = {name: p.detach().clone() for name, p in parameters.items()}
-
-    def _restore_initial(self) -> None:
-        for name, parameter in self.adapted.items():
-            parameter.copy_(self._initial[name])

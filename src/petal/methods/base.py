@@ -1,47 +1,48 @@
 """What every method is: a module with one verb. Calling it predicts a batch and adapts to it."""
 
-import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from numbers import Integral, Real
 from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from petal.errors import ConfigError, InputError
-from petal.functional import all_finite
+from petal.errors import ConfigError
+from petal.methods.descent import Descent
+from petal.methods.inputs import check_batch, check_choice, check_number
+from petal.methods.network import Network, logits_of
+from petal.methods.state import misfits, optimizer_state, optimizer_to_load
 from petal.norm import network_copy
 
-OptimizerFactory = Callable[[list[nn.Parameter], float], torch.optim.Optimizer]
+OptimizerFactory = Callable[..., torch.optim.Optimizer]
+Rates = float | Mapping[str, float]
 
 A = TypeVar("A", bound="Adapter")
 
 
-def adam(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+def adam(parameters: Iterable[Any], lr: float) -> torch.optim.Optimizer:
     """The paper's optimizer: Adam with betas 0.9 and 0.999. The fused form needs no parameter-sized scratch."""
     return torch.optim.Adam(parameters, lr=lr, fused=True)
 
 
 class Executor(Protocol):
-    """How calls are carried out other than by plain torch code (see `petal.engine`)."""
+    """How steps are carried out other than by plain torch code (see `petal.engine`)."""
 
-    def call(self, x: Tensor) -> Tensor:
-        """Predict and adapt."""
+    descent: Descent | None
+
+    def run(self, body: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """A step or a prediction, by `body`, which calls the networks and the descent of this executor."""
         ...
 
-    def predict(self, x: Tensor) -> Tensor:
-        """Predict only."""
+    def network(self, module: nn.Module) -> Network:
+        """A network of the adapter, in the form in which it runs here."""
         ...
 
-    def skipped(self) -> int:
-        """Updates it did not make since the last `invalidate`."""
-        ...
-
-    def invalidate(self) -> None:
-        """The weights were changed from outside (reset, load): derived copies are stale."""
+    def changed(self) -> None:
+        """The weights or the optimizer were changed from outside (reset, load): derived copies are stale."""
         ...
 
 
@@ -50,11 +51,12 @@ class Adapter(nn.Module):
 
     To add a method, derive from this class and write `step` (predict a batch and adapt to it) and, if the prediction is
     not the network's own, `prediction`. `self.model` is a copy of the user's network, in evaluation mode, with batch norm
-    by batch statistics if asked for. Name the parameters that adapt in `adapt`; state, reset, checks and the handling
-    of losses that are not finite are done here.
+    by batch statistics if asked for. The constructor names the parameters that adapt in `adapt`, networks that follow them
+    in `register_network`, and every other tensor that changes in `register_state`: state, reset, checkpoints, the handling
+    of losses that are not finite and fast execution are then done here.
 
-    Inside `step`, `self.forward_through(network, x)` gives logits and `self.backward(loss)` says whether an update may
-    be made. `self.generator` is the only source of randomness.
+    Inside `step`, `self.logits(network, x)` runs a network that the adapter holds and `self.descend(loss)` makes a step.
+    `self.generator` is the only source of randomness.
     """
 
     model: nn.Module
@@ -83,13 +85,23 @@ class Adapter(nn.Module):
         self.device, self.dtype = tensor.device, tensor.dtype
         self.generator = _generator(seed, self.device)
         self._seed = self.generator.get_state()
-        self._skipped = 0
         self.views_used = False
-        self.restored: Tensor | float = 0.0
         self.adapted: dict[str, nn.Parameter] = {}
-        self.optimizer: torch.optim.Optimizer | None = None
+        self.descent: Descent | None = None
         self.executor: Executor | None = None
+        self._start: Mapping[str, Tensor] = {}
+        self._following: dict[str, nn.Module] = {}
+        self._buffers_start: dict[str, Tensor] = {}
+        self._declared: dict[str, Tensor | None] = {}
+        self._networks: dict[nn.Module, Network] = {}
         super().train(False)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "_weights" in vars(cls):
+            text = f"{cls.__name__}._weights: name what changes in register_network and register_state instead"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            cls.weights = vars(cls)["_weights"]  # type: ignore[method-assign]
 
     # The step of a method
 
@@ -99,48 +111,91 @@ class Adapter(nn.Module):
 
     def prediction(self, x: Tensor) -> Tensor:
         """Logits of a batch with the weights as they are; here the network's own."""
-        return self.forward_through(self.model, x)
+        return self.logits(self.model, x)
+
+    # What a constructor says
 
     def adapt(
-        self, parameters: Mapping[str, nn.Parameter], lr: float, optimizer: OptimizerFactory | None = None
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        lr: Rates,
+        optimizer: OptimizerFactory | None = None,
+        start: nn.Module | None = None,
     ) -> None:
-        """Say which parameters of `self.model` adapt, and how. Called once, at the end of a method's constructor."""
-        check_number("lr", lr, low=0)
+        """Say which parameters of `self.model` adapt, and how. Called once in a method's constructor.
+
+        `lr` is one rate, or a rate for each parameter by its name. `start` is a frozen network that holds the values they
+        start from, if the method keeps one; without it a copy of them is kept, for `reset` and all that looks at the way.
+        """
+        for rate in lr.values() if isinstance(lr, Mapping) else [lr]:
+            check_number("lr", rate, low=0)
+        if isinstance(lr, Mapping) and lr.keys() != parameters.keys():
+            raise ConfigError(f"lr names other parameters than adapt: {', '.join(sorted(lr.keys() ^ parameters.keys()))}")
         self.adapted = dict(parameters)
         for parameter in self.adapted.values():
             parameter.requires_grad_(True)
+        if start is None:
+            self._start = {name: p.detach().clone() for name, p in self.adapted.items()}
+        else:
+            self._start = dict(start.named_parameters())
         self.lr, self._make_optimizer = lr, optimizer or adam
-        self.optimizer = self._make_optimizer(list(self.adapted.values()), lr)
+        self.descent = Descent(self.adapted, self._fresh_optimizer(), self.generator)
 
-    def forward_through(self, network: Callable[[Tensor], Any], x: Tensor) -> Tensor:
-        """Logits [N, C]; an input that the network cannot take is an InputError."""
-        try:
-            logits = network(x)
-        except Exception as error:
-            if type(error) in (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
-                raise InputError(f"the network cannot take a batch of shape {list(x.shape)}: {error}") from error
-            raise
-        if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[0] != x.shape[0]:
-            shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise InputError(f"a classifier returns logits [N, classes]; for {list(x.shape)} this one returned {shape}")
-        return logits
+    def register_network(self, name: str, network: nn.Module, follows: bool = True) -> None:
+        """Keep a network as attribute `name`. One that `follows` the adapted parameters, by an average of them, is state."""
+        self.add_module(name, network.requires_grad_(False))
+        if follows:
+            self._following[name] = network
+
+    def register_state(self, name: str, value: Tensor | None) -> None:
+        """Keep a tensor that changes while adapting as attribute `name`: a running mean, a memory, a counter.
+
+        It is then in the state and checkpoints, `reset` puts it back, `predict` and refused batches leave it alone. Change
+        it in place or by assignment. One that begins as None may be of any shape later.
+        """
+        self.register_buffer(name, value, persistent=False)
+        self._declared[name] = None if value is None else value.detach().clone()
+
+    def register_statistics(self, name: str) -> None:
+        """Declare that the buffers of the network called `name` change while adapting, such as running statistics."""
+        for key, buffer in getattr(self, name).named_buffers():
+            self._buffers_start[f"{name}.{key}"] = buffer.detach().clone()
+
+    # What a step is made of
+
+    def logits(self, network: nn.Module, x: Tensor) -> Tensor:
+        """Logits [N, C] of a batch by a network that the adapter holds: `self.model`, a teacher, a source."""
+        return self.network(network)(x)
+
+    def features(self, network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What its last linear layer is given [N, D], and its logits [N, C]."""
+        return self.network(network).features(x)
+
+    def network(self, module: nn.Module) -> Network:
+        """A network that the adapter holds, in the form in which it runs."""
+        found = self._networks.get(module)
+        if found is None:
+            found = Network(module) if self.executor is None else self.executor.network(module)
+            self._networks[module] = found
+        return found
+
+    def descend(self, loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """One step on a loss, with penalties and what comes after the step: see `Descent`."""
+        assert self.descent is not None, "a method that updates calls adapt() in its constructor"
+        return self.descent(loss, *args, **kwargs)
+
+    def update(self, loss: Tensor) -> None:
+        """One plain optimizer step on `loss`, or none, counted in `skipped`, if it is not finite."""
+        self.descend(loss)
 
     def backward(self, loss: Tensor) -> bool:
         """Compute the gradients of the adapted parameters. False, counted in `skipped`, unless all are finite."""
-        loss.backward(inputs=list(self.adapted.values()))  # type: ignore[no-untyped-call]
-        grads = [p.grad for p in self.adapted.values() if p.grad is not None]
-        if bool(all_finite([loss, *grads])):
-            return True
-        self.skipped += 1
-        self.restored = 0.0
-        return False
+        assert self.descent is not None, "a method that updates calls adapt() in its constructor"
+        return bool(self.descent.gradient(loss))
 
-    def update(self, loss: Tensor) -> None:
-        """One plain optimizer step on `loss`, or none if it is not finite."""
-        assert self.optimizer is not None, "a method that updates calls adapt() in its constructor"
-        if self.backward(loss):
-            self.optimizer.step()
-        self.optimizer.zero_grad()
+    def forward_through(self, network: Callable[[Tensor], Any], x: Tensor) -> Tensor:
+        """`logits` under its earlier name; takes any callable."""
+        return self.logits(network, x) if isinstance(network, nn.Module) else logits_of(network, x)
 
     # What users call
 
@@ -150,109 +205,156 @@ class Adapter(nn.Module):
         return type(self).__name__
 
     @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer of the adapted parameters, if there are any."""
+        return None if self.descent is None else self.descent.optimizer
+
+    @property
     def skipped(self) -> int:
         """Updates not made because the loss or a gradient was not finite."""
-        return self._skipped + (0 if self.executor is None else self.executor.skipped())
+        return 0 if self.descent is None else self.descent.skipped
 
     @skipped.setter
     def skipped(self, value: int) -> None:
-        self._skipped = value - (0 if self.executor is None else self.executor.skipped())
+        if self.descent is not None:
+            self.descent.skipped = value
+
+    @property
+    def restored(self) -> Tensor | float:
+        """The share of the weights that the last step put back."""
+        return 0.0 if self.descent is None else self.descent.restored
+
+    @restored.setter
+    def restored(self, value: Tensor | float) -> None:
+        if self.descent is not None:
+            self.descent.restored = value
 
     def execute_with(self, executor: Executor | None) -> None:
         """Let calls be carried out by `executor`, or by the plain code if there is none (see `petal.accelerate`)."""
-        self._skipped, self.executor = self.skipped, executor
+        if self.descent is not None:
+            plain = Descent(self.adapted, self.descent.optimizer, self.generator)
+            descent = plain if executor is None else executor.descent
+            assert descent is not None
+            descent.skipped, descent.restored = self.descent.skipped, self.descent.restored
+            self.descent.clear()
+            self.descent = descent
+        self.executor, self._networks = executor, {}
 
     def forward(self, x: Tensor) -> Tensor:
         """Predict a batch and adapt to it. Returns logits; a refused batch leaves the state as it was."""
-        with self._guarded(x) as x:
-            if self.executor is not None:
-                return self.executor.call(x)
-            with torch.enable_grad():
-                if self.episodic:
-                    self._try(x)
-                    self._restart()
-                for _ in range(self.steps):
-                    logits = self.step(x)
+        with self._guarded(x) as x, torch.enable_grad():
+            if self.episodic:
+                with torch.no_grad():
+                    logits_of(self.model, x)    # a batch that the network cannot take is refused before anything changes
+                self._restart()
+            for _ in range(self.steps):
+                logits = self._run(self.step, x)
             return logits.detach()
 
     def predict(self, x: Tensor) -> Tensor:
         """Predict a batch with the weights as they are: what a call would return next, with nothing changed."""
         with self._guarded(x) as x, torch.no_grad():
-            state = self.generator.get_state()
+            state, declared = self.generator.get_state(), self.snapshot()
             try:
-                return self.prediction(x) if self.executor is None else self.executor.predict(x)
+                return self._run(self.prediction, x)
             finally:
                 self.generator.set_state(state)
+                self.rewind(declared)
 
     def reset(self) -> None:
         """Back to the state after construction: weights, optimizer, random numbers and counters."""
         self._restart()
         self.generator.set_state(self._seed)
-        self._skipped = 0
-        self.views_used, self.restored = False, 0.0
+        self.skipped, self.views_used, self.restored = 0, False, 0.0
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:  # type: ignore[override]
         """Everything that changes while adapting, as a flat dict of tensor copies: weights, optimizer, random state."""
         if args or kwargs:
             raise ConfigError("the state of a method takes no options")
-        state = {key: value.detach().clone() for key, value in self._weights().items()}
+        state = {key: value.detach().clone() for key, value in (self.weights() | self._declared_state()).items()}
         state["generator"] = self.generator.get_state()
         state["skipped"] = torch.tensor(self.skipped)
-        return state | self._optimizer_state()
+        return state | ({} if self.optimizer is None else optimizer_state(self.optimizer, self.adapted))
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> None:
         """Continue from `state_dict` exactly. A state of another network or method is refused and changes nothing."""
         if not strict or assign:
             raise ConfigError("the state of a method is loaded whole and by copy: strict=True, assign=False")
-        weights = self._weights()
-        mine = {key for key in state_dict if not key.startswith("optimizer.")}
-        expected = weights.keys() | {"generator", "skipped"}
-        problems = [f"missing {key!r}" for key in sorted(expected - mine)]
-        problems += [f"unexpected {key!r}" for key in sorted(mine - expected)]
-        problems += [
-            f"{key!r} is {list(state_dict[key].shape)} instead of {list(value.shape)}"
-            for key, value in weights.items()
-            if key in mine and state_dict[key].shape != value.shape
-        ]
-        optimizer = self._optimizer_to_load(state_dict, problems)
+        weights = self.weights()
+        mine = weights | self._declared_state() | {"generator": self._seed, "skipped": torch.tensor(0)}
+        free = frozenset(f"state.{name}" for name, value in self._declared.items() if value is None)
+        theirs = {key: value for key, value in state_dict.items() if not key.startswith("optimizer.")}
+        problems = misfits(mine, theirs, free)
+        optimizer, nested = None, {}
+        if self.optimizer is None:
+            problems += [f"unexpected {key!r}" for key in state_dict.keys() - theirs.keys()]
+        else:
+            optimizer = self._fresh_optimizer()
+            nested = optimizer_to_load(optimizer, self.adapted, state_dict, problems)
         if problems:
             raise ConfigError(f"this state does not fit {type(self).__name__} of this network: {'; '.join(problems[:10])}")
         with torch.inference_mode(False), torch.no_grad():
             for key, value in weights.items():
                 value.copy_(state_dict[key])
-            if self.optimizer is not None:
-                self.optimizer = self._make_optimizer(list(self.adapted.values()), self.lr)
-                self.optimizer.load_state_dict(optimizer)
+            if optimizer is not None and self.descent is not None:
+                optimizer.load_state_dict(nested)
+                self.descent.optimizer = optimizer
+            for name in self._declared:
+                value = state_dict.get(f"state.{name}")
+                setattr(self, name, None if value is None else value.to(self._device_of(name), copy=True))
         self.generator.set_state(state_dict["generator"].cpu())
-        self._weights_changed()
-        self._skipped = int(state_dict["skipped"])
+        self._changed()
+        self.skipped = int(state_dict["skipped"])
 
     # What goes around a method uses these
 
+    def weights(self) -> dict[str, Tensor]:
+        """The tensors that adapt, by name in the state: the student's parameters, and those that follow them."""
+        networks = {"model": self.model} | self._following
+        found: dict[str, Tensor] = {}
+        for prefix, network in networks.items():
+            parameters = self.adapted if prefix == "model" else dict(network.named_parameters())
+            found |= {f"{prefix}.{name}": parameters[name] for name in self.adapted}
+        for key in self._buffers_start:
+            prefix, _, name = key.partition(".")
+            found[key] = getattr(self, prefix).get_buffer(name)
+        return found
+
+    def _weights(self) -> dict[str, Tensor]:
+        return Adapter.weights(self)  # for classes that extend it under this earlier name
+
     def origin(self) -> dict[str, Tensor]:
-        """The adapted parameters as they were after construction, by name."""
-        with torch.inference_mode(False), torch.no_grad():
-            weights = self._weights()
-            now = {key: value.detach().clone() for key, value in weights.items()}
-            self._restore_initial()
-            start = {name: p.detach().clone() for name, p in self.adapted.items()}
-            for key, value in weights.items():
-                value.copy_(now[key])
-        return start
+        """The adapted parameters as they were after construction, by name: the tensors themselves, not to be changed."""
+        return {name: self._start[name].detach() for name in self.adapted}
 
     def logits_with(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Logits of a batch by the network with these parameters in the place of its own; nothing changes."""
         with self._guarded(x) as x, torch.no_grad():
-            return self.forward_through(lambda x: functional_call(self.model, dict(parameters), (x,)), x)
+            return logits_of(lambda x: functional_call(self.model, dict(parameters), (x,)), x)
 
     def load_weights(self, weights: Mapping[str, Tensor], fresh: bool = True) -> None:
         """Put all that adapts to these values (keys as in the state); the optimizer is made anew, or goes on."""
         with torch.inference_mode(False), torch.no_grad():
-            for key, value in self._weights().items():
+            for key, value in self.weights().items():
                 value.copy_(weights[key])
-        if fresh and self.optimizer is not None:
-            self.optimizer = self._make_optimizer(list(self.adapted.values()), self.lr)
-        self._weights_changed()
+        if fresh and self.descent is not None:
+            self.descent.optimizer = self._fresh_optimizer()
+        self._changed()
+
+    def snapshot(self) -> dict[str, Tensor | None]:
+        """Copies of the declared state and statistics, for `rewind`."""
+        kept = {name: getattr(self, name) for name in self._declared}
+        kept |= {key: value for key, value in self.weights().items() if key in self._buffers_start} if self._buffers_start else {}
+        return {name: None if value is None else value.clone() for name, value in kept.items()}
+
+    def rewind(self, snapshot: Mapping[str, Tensor | None]) -> None:
+        """Put the declared state and statistics back to a snapshot."""
+        for name, value in snapshot.items():
+            if name in self._declared:
+                setattr(self, name, value)
+            elif value is not None:
+                prefix, _, key = name.partition(".")
+                getattr(self, prefix).get_buffer(key).copy_(value)
 
     def train(self: A, mode: bool = True) -> A:
         """Networks of a method stay in evaluation mode; asking for another changes nothing."""
@@ -263,126 +365,61 @@ class Adapter(nn.Module):
 
     # The parts
 
-    def _weights(self) -> dict[str, Tensor]:
-        """The tensors that adapt, by name in the state: the student's parameters, and more in some methods."""
-        return {f"model.{name}": p for name, p in self.adapted.items()}
+    def _run(self, body: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        return body(x) if self.executor is None else self.executor.run(body, x)
 
-    def _restore_initial(self) -> None:
-        """Put the tensors of `_weights` back to where they started."""
+    def _fresh_optimizer(self) -> torch.optim.Optimizer:
+        if not isinstance(self.lr, Mapping):
+            return self._make_optimizer(list(self.adapted.values()), self.lr)
+        groups: dict[float, list[nn.Parameter]] = {}
+        for name, parameter in self.adapted.items():
+            groups.setdefault(self.lr[name], []).append(parameter)
+        return self._make_optimizer([{"params": p, "lr": rate} for rate, p in groups.items()], max(groups))
+
+    def _declared_state(self) -> dict[str, Tensor]:
+        named = {f"state.{name}": getattr(self, name) for name in self._declared}
+        return {key: value for key, value in named.items() if value is not None}
+
+    def _device_of(self, name: str) -> torch.device:
+        start = self._declared[name]
+        return self.device if start is None else start.device
 
     def _restart(self) -> None:
         with torch.inference_mode(False), torch.no_grad():
-            self._restore_initial()
-        if self.optimizer is not None:
-            self.optimizer = self._make_optimizer(list(self.adapted.values()), self.lr)
-        self._weights_changed()
+            for key, value in self.weights().items():
+                start = self._buffers_start.get(key)
+                name = key.partition(".")[2]
+                if start is not None or name in self._start:
+                    value.copy_(self._start[name] if start is None else start)
+            if hasattr(self, "_restore_initial"):   # of a class written for an earlier version
+                self._restore_initial()
+            for name, start in self._declared.items():
+                setattr(self, name, None if start is None else start.clone())
+        if self.descent is not None:
+            self.descent.optimizer = self._fresh_optimizer()
+        self._changed()
 
-    def _weights_changed(self) -> None:
+    def _changed(self) -> None:
         if self.executor is not None:
-            self._skipped += self.executor.skipped()
-            self.executor.invalidate()
-
-    def _try(self, x: Tensor) -> None:
-        """Find out whether the network can take the batch before anything changes."""
-        with torch.no_grad():
-            self.forward_through(self.model, x)
+            self.executor.changed()
 
     @contextmanager
     def _guarded(self, x: Tensor) -> Iterator[Tensor]:
-        """The checked batch as a plain tensor; random state comes back and gradients go if the block fails."""
-        check_batch(x, self.device, self.dtype, values=self.executor is None)
+        """The checked batch as a plain tensor; if the block fails, random and declared state come back, gradients go."""
+        check_batch(x, self.device, self.dtype, values=self.executor is None or self.device.type == "cpu")
         before = self.generator.get_state()
+        with torch.inference_mode(False), torch.no_grad():
+            declared = self.snapshot()
         with torch.inference_mode(False):
             try:
                 yield x.clone() if x.is_inference() else x.detach()
             except BaseException:
                 self.generator.set_state(before)
-                if self.executor is None:
-                    for parameter in self.adapted.values():
-                        parameter.grad = None
+                with torch.no_grad():
+                    self.rewind(declared)
+                if self.descent is not None:
+                    self.descent.clear()
                 raise
-
-    def _optimizer_state(self) -> dict[str, Tensor]:
-        """The optimizer's state as flat tensors: optimizer.state.<parameter>.<key> and optimizer.group.<i>.<key>."""
-        if self.optimizer is None:
-            return {}
-        state: dict[str, Tensor] = {}
-        for name, parameter in self.adapted.items():
-            for key, value in self.optimizer.state.get(parameter, {}).items():
-                if value is not None:
-                    state[f"optimizer.state.{name}.{key}"] = torch.as_tensor(value).detach().clone()
-        for number, group in enumerate(self.optimizer.param_groups):
-            for key, value in group.items():
-                if isinstance(value, (int, float)) and not isinstance(value, bool):
-                    state[f"optimizer.group.{number}.{key}"] = torch.tensor(value, dtype=torch.float64)
-        return state
-
-    def _optimizer_to_load(self, state: Mapping[str, Any], problems: list[str]) -> dict[str, Any]:
-        if self.optimizer is None:
-            problems += [f"unexpected {key!r}" for key in state if key.startswith("optimizer.")]
-            return {}
-        nested = self._make_optimizer(list(self.adapted.values()), self.lr).state_dict()
-        numbers = {name: number for number, name in enumerate(self.adapted)}
-        expected = [key for key in self._optimizer_state() if key.startswith("optimizer.group.")]
-        problems += [f"missing {key!r}" for key in expected if key not in state]
-        for key, value in state.items():
-            if key.startswith("optimizer.state."):
-                name, _, entry = key.removeprefix("optimizer.state.").rpartition(".")
-                if name not in numbers:
-                    problems.append(f"unexpected {key!r}")
-                elif value.dim() and value.shape != self.adapted[name].shape:
-                    problems.append(f"{key!r} is {list(value.shape)} instead of {list(self.adapted[name].shape)}")
-                else:
-                    nested["state"].setdefault(numbers[name], {})[entry] = value.detach().clone()
-            elif key.startswith("optimizer.group."):
-                number, _, entry = key.removeprefix("optimizer.group.").partition(".")
-                if not number.isdigit() or int(number) >= len(nested["param_groups"]):
-                    problems.append(f"unexpected {key!r}")
-                elif entry in nested["param_groups"][int(number)]:
-                    kind = type(nested["param_groups"][int(number)][entry])
-                    nested["param_groups"][int(number)][entry] = kind(value.item())
-        return nested
-
-
-def check_batch(x: Tensor, device: torch.device, dtype: torch.dtype, values: bool = True) -> None:
-    """Raise an InputError that names the value unless `x` is a batch a method can take.
-
-    Without `values` they are not looked at: an executor does so on the device.
-    """
-    if not isinstance(x, Tensor):
-        raise InputError(f"a batch is a torch.Tensor, got {type(x).__name__}")
-    if x.dim() < 2:
-        raise InputError(f"a batch has at least two dimensions [N, ...], got shape {list(x.shape)}")
-    if x.numel() == 0:
-        raise InputError(f"the batch is empty: shape {list(x.shape)}")
-    if x.device != device:
-        raise InputError(f"the batch is on {x.device} and the network on {device}: move it with x.to({str(device)!r})")
-    if x.dtype != dtype:
-        hint = "images are floats in [0, 1]: use x.float() / 255" if x.dtype == torch.uint8 else f"use x.to({dtype})"
-        raise InputError(f"the batch is {x.dtype} and the network {dtype}: {hint}")
-    if values and not bool(x.isfinite().all()):
-        raise not_finite(x)
-
-
-def not_finite(x: Tensor) -> InputError:
-    """The error for a batch with NaN or Inf, which says how many samples have them."""
-    bad = int((~x.isfinite()).flatten(1).any(1).sum())
-    return InputError(f"the batch has NaN or Inf in {bad} of {x.shape[0]} samples: leave those out")
-
-
-def check_number(name: str, value: float, low: float = -math.inf, high: float = math.inf, whole: bool = False) -> None:
-    """Raise a ConfigError that names the setting unless the value is a number in [low, high]."""
-    kind = Integral if whole else Real  # NumPy's numbers are of these kinds too
-    if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high or math.isinf(value):
-        what = "a whole number" if whole else "a number"
-        limits = f" from {low:g}" * (low > -math.inf) + f" to {high:g}" * (high < math.inf)
-        raise ConfigError(f"{name} must be {what}{limits}, got {value!r}")
-
-
-def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    """Raise a ConfigError that lists the choices unless the value is one of them."""
-    if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def _generator(seed: int | torch.Generator, device: torch.device) -> torch.Generator:

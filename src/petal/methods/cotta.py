@@ -1,7 +1,7 @@
 """CoTTA: weight-averaged and augmentation-averaged predictions, and stochastic restoration (Wang et al., 2022)."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from petal.augment import Augment
 from petal.methods.base import OptimizerFactory
@@ -34,16 +34,3 @@ class CoTTA(MeanTeacher):
             model, lr=lr, ema=ema, views=views, confidence=confidence, restore=restore, augment=augment, gate=gate,
             average=average, loss=loss, optimizer=optimizer, steps=steps, episodic=episodic, seed=seed,
         )  # fmt: skip
-
-    def step(self, x: Tensor) -> Tensor:
-        """Algorithm 2 of the PETAL paper without log q(θ)."""
-        assert self.optimizer is not None
-        target = self.prediction(x)
-        loss = self.consistency(self.forward_through(self.model, x), target).mean()
-        if self.backward(loss):
-            masks = self.masks()
-            self.optimizer.step()
-            self.average_teacher()
-            self.restore_student(masks)
-        self.optimizer.zero_grad()
-        return target

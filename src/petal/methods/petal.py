@@ -1,11 +1,13 @@
 """PETAL: probabilistic lifelong test-time adaptation with a self-training prior (Brahma and Rai, 2023)."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from petal.augment import Augment
 from petal.errors import ConfigError
-from petal.methods.base import OptimizerFactory, check_number
+from petal.methods.base import OptimizerFactory
+from petal.methods.descent import Gaussian, Penalty
+from petal.methods.inputs import check_number
 from petal.methods.mean_teacher import MeanTeacher
 from petal.posterior import DiagonalGaussian
 from petal.restore import Fisher, Restore
@@ -57,17 +59,7 @@ class Petal(MeanTeacher):
         self.posterior = posterior
         self.prior_weight = prior_weight
 
-    def step(self, x: Tensor) -> Tensor:
-        """Adapt(θ', θ, θ_0, B, q), Algorithm 2."""
-        assert self.optimizer is not None
-        target = self.prediction(x)                                                       # l. 3-5
-        loss = self.consistency(self.forward_through(self.model, x), target).mean()       # l. 6-7
-        if self.prior_weight:
-            loss = loss - self.prior_weight * self.posterior.log_prob(self.model)         # l. 10
-        if self.backward(loss):
-            masks = self.masks()                                                          # l. 13-14
-            self.optimizer.step()                                                         # l. 11
-            self.average_teacher()                                                        # l. 12
-            self.restore_student(masks)                                                   # l. 15
-        self.optimizer.zero_grad()
-        return target
+    def penalties(self) -> list[Penalty]:
+        """-α log q(θ) (Alg. 2, l. 10)."""
+        q = self.posterior
+        return [Gaussian(q.mean, q.var, q.damping, self.prior_weight)] if self.prior_weight else []

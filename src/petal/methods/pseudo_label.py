@@ -11,6 +11,6 @@ class PseudoLabel(AffineAdapter):
 
     def step(self, x: Tensor) -> Tensor:
         """Predict, then one step toward the predicted labels."""
-        logits = self.forward_through(self.model, x)
-        self.update(F.cross_entropy(logits, logits.argmax(1)))
+        logits = self.logits(self.model, x)
+        self.descend(F.cross_entropy(logits, logits.argmax(1)))
         return logits

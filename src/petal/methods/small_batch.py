@@ -14,7 +14,9 @@ from torch.func import functional_call
 
 from petal.errors import ConfigError, InputError
 from petal.functional import entropy
-from petal.methods.base import Adapter, check_batch, check_number
+from petal.methods.base import Adapter
+from petal.methods.inputs import check_batch, check_number
+from petal.methods.network import logits_of
 from petal.methods.wrapper import Wrapper
 from petal.norm import with_recent_norm
 
@@ -100,7 +102,7 @@ class SmallBatch(Wrapper):
     def logits_with(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Logits by these parameters and the present estimates; nothing changes."""
         with self._checked(x) as x:
-            return self.forward_through(lambda x: functional_call(self._network, dict(parameters), (x,)), x)
+            return logits_of(lambda x: functional_call(self._network, dict(parameters), (x,)), x)
 
     @contextmanager
     def _checked(self, x: Tensor) -> Iterator[Tensor]:
@@ -113,7 +115,7 @@ class SmallBatch(Wrapper):
 
     def _predicted(self, x: Tensor) -> Tensor:
         """Logits, and estimates that have followed the batch."""
-        logits = self.forward_through(self._network, x)
+        logits = logits_of(self._network, x)
         before = [layer.recent for layer in self._norms]
         for layer in self._norms:
             layer.learn(logits.argmax(1), logits.shape[1])
@@ -123,7 +125,7 @@ class SmallBatch(Wrapper):
         share = diversity(logits)
         for layer, old, new in zip(self._norms, before, after, strict=True):
             layer.recent = old.expand_as(new).lerp(new, share)
-        logits = self.forward_through(self._network, x)
+        logits = logits_of(self._network, x)
         for layer, new in zip(self._norms, after, strict=True):
             layer.recent = new
         return logits

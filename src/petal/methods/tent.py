@@ -11,6 +11,6 @@ class Tent(AffineAdapter):
 
     def step(self, x: Tensor) -> Tensor:
         """Predict, then one step on the mean entropy of the prediction."""
-        logits = self.forward_through(self.model, x)
-        self.update(entropy(logits).mean())
+        logits = self.logits(self.model, x)
+        self.descend(entropy(logits).mean())
         return logits

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from petal.errors import ConfigError
 from petal.methods.base import Adapter, Executor
+from petal.methods.descent import Descent
+from petal.methods.state import misfits
 
 
 class Wrapper(Adapter):
@@ -38,13 +40,9 @@ class Wrapper(Adapter):
         return f"{type(self).__name__}({self.adapter.kind})"
 
     @property
-    def skipped(self) -> int:
-        """Updates not made because the loss or a gradient was not finite."""
-        return self.adapter.skipped
-
-    @skipped.setter
-    def skipped(self, value: int) -> None:
-        self.adapter.skipped = value
+    def descent(self) -> Descent | None:  # type: ignore[override]
+        """The inner adapter's: counters and optimizer are read through it."""
+        return self.adapter.descent
 
     @property
     def method(self) -> Adapter:
@@ -75,8 +73,9 @@ class Wrapper(Adapter):
         """Put all that adapts to these values and go on, with a fresh optimizer or the one there is."""
         self.adapter.load_weights(weights, fresh)
 
-    def _weights(self) -> dict[str, Tensor]:
-        return self.adapter._weights()
+    def weights(self) -> dict[str, Tensor]:
+        """The tensors that adapt, by name in the state."""
+        return self.adapter.weights()
 
     def inner_shape(self, shape: Sequence[int] | None) -> Sequence[int] | None:
         """The shape of the batches that the inner adapter gets, if the stream's have this one."""
@@ -108,14 +107,8 @@ class Wrapper(Adapter):
 
     def check_own_state(self, state: Mapping[str, Tensor]) -> list[str]:
         """What is wrong with a state of one's own: names and shapes, against what there is now."""
-        mine = self.own_state()
-        problems = [f"missing {self.prefix + key!r}" for key in sorted(mine.keys() - state.keys())]
-        problems += [f"unexpected {self.prefix + key!r}" for key in sorted(state.keys() - mine.keys())]
-        return problems + [
-            f"{self.prefix + key!r} is {list(state[key].shape)} instead of {list(value.shape)}"
-            for key, value in mine.items()
-            if key in state and state[key].shape != value.shape
-        ]
+        mine, theirs = ({self.prefix + k: v for k, v in values.items()} for values in (self.own_state(), state))
+        return misfits(mine, theirs)
 
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a checked state of one's own."""

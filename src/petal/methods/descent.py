@@ -1,0 +1,257 @@
+"""The weights that adapt, and everything that happens to them after a gradient: plain torch.
+
+A step is a loss, penalties that add to its gradient, an optimizer's step, and operations that follow it. Penalties and
+operations are small values that work on `Weights`: lists of tensors in one order. `petal.accelerate` runs the same values over
+one flat tensor, and those that it knows together in one pass.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from petal import functional as F
+from petal.restore import Restore
+
+Values = nn.Module | Mapping[str, Tensor]
+
+
+class Weights:
+    """The adapted parameters as a list, with their gradients, and other tensors of the same names in the same order."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], generator: torch.Generator) -> None:
+        self.parameters, self.generator = parameters, generator
+
+    @property
+    def values(self) -> list[Tensor]:
+        """The tensors to change in place, each with its `grad`."""
+        return list(self.parameters.values())
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        """Their gradients, to change in place: zeros where a parameter took no part in the loss."""
+        for parameter in self.parameters.values():
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        return [p.grad for p in self.parameters.values() if p.grad is not None]
+
+    def like(self, values: Values) -> list[Tensor]:
+        """A network's parameters, or the tensors of a mapping, with the names of the adapted ones."""
+        named = dict(values.named_parameters()) if isinstance(values, nn.Module) else values
+        return [named[name] for name in self.parameters]
+
+
+class Penalty(Protocol):
+    """A term of the objective, by its gradient."""
+
+    @property
+    def elementwise(self) -> bool:
+        """True if one flat tensor of all weights will do for the list."""
+        ...
+
+    def add_(self, weights: Weights) -> None:
+        """Add the gradient of the term."""
+        ...
+
+
+class After(Protocol):
+    """What happens to the weights after the optimizer's step."""
+
+    @property
+    def elementwise(self) -> bool:
+        """True if one flat tensor of all weights will do for the list."""
+        ...
+
+    def prepare(self, weights: Weights) -> Any:
+        """What has to be known from before the optimizer's step, such as gradients."""
+        ...
+
+    def apply_(self, weights: Weights, prepared: Any) -> Tensor | None:
+        """Change the weights, or others after them. Returns how many weights it put back, if that is its business."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian:
+    """-weight · log N(θ; mean, var + damping), the self-training prior (PETAL, Alg. 2, l. 10)."""
+
+    mean: Mapping[str, Tensor]
+    var: Mapping[str, Tensor]
+    damping: float
+    weight: float
+    elementwise = True
+
+    def add_(self, weights: Weights) -> None:
+        """weight · (θ - mean) / (var + damping)."""
+        rows = zip(weights.gradients, weights.values, weights.like(self.mean), weights.like(self.var), strict=True)
+        for gradient, value, mean, var in rows:
+            gradient.addcdiv_(value - mean, var + self.damping, value=self.weight)
+
+
+@dataclass(frozen=True, eq=False)
+class Quadratic:
+    """weight · Σ information (θ - origin)², which holds what the source needs (EATA, eq. 8)."""
+
+    information: Mapping[str, Tensor]
+    origin: Values
+    weight: float
+    elementwise = True
+
+    def add_(self, weights: Weights) -> None:
+        """2 · weight · information · (θ - origin)."""
+        rows = zip(weights.gradients, weights.values, weights.like(self.information), weights.like(self.origin), strict=True)
+        for gradient, value, information, origin in rows:
+            gradient.addcmul_(information, value - origin, value=2 * self.weight)
+
+
+@dataclass(frozen=True, eq=False)
+class Ema:
+    """average ← decay · average + (1 - decay) · θ: how a teacher follows."""
+
+    average: Values
+    decay: float
+    elementwise = True
+
+    def prepare(self, weights: Weights) -> None:
+        """Nothing."""
+
+    def apply_(self, weights: Weights, prepared: None) -> None:
+        """Move the average."""
+        F.ema_(weights.like(self.average), weights.values, self.decay)
+
+
+@dataclass(frozen=True, eq=False)
+class Pull:
+    """θ ← (1 - share) · θ + share · toward: weight ensembling (ROID)."""
+
+    toward: Values
+    share: float
+    elementwise = True
+
+    def prepare(self, weights: Weights) -> None:
+        """Nothing."""
+
+    def apply_(self, weights: Weights, prepared: None) -> None:
+        """Move the weights."""
+        F.ema_(weights.values, weights.like(self.toward), 1.0 - self.share)
+
+
+@dataclass(frozen=True, eq=False)
+class PutBack:
+    """θ ← m θ_0 + (1 - m) θ with the masks m of a restore (Alg. 2, l. 13-15); optimizer and teacher keep what they have."""
+
+    restore: Restore
+    source: Values
+
+    @property
+    def elementwise(self) -> bool:
+        """As the restore says of itself; one of the user's own is given the parameters one by one."""
+        return bool(getattr(self.restore, "elementwise", False))
+
+    def prepare(self, weights: Weights) -> list[Tensor]:
+        """The masks, by the gradients of this step."""
+        return self.restore.masks(weights.values, weights.generator)
+
+    def apply_(self, weights: Weights, prepared: list[Tensor]) -> Tensor:
+        """Put the masked weights back."""
+        F.restore_(weights.values, weights.like(self.source), prepared)
+        return sum((mask.sum() for mask in prepared), torch.zeros((), dtype=torch.int64, device=prepared[0].device))
+
+
+class Descent:
+    """Steps down a loss. What is not finite is not learned from, and counted in `skipped`."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, generator: torch.Generator):
+        self.parameters, self.optimizer = dict(parameters), optimizer
+        self.weights = Weights(self.parameters, generator)
+        self.skips = 0
+        self.restored: Tensor | float = 0.0
+        self._kept: list[Tensor] | None = None
+
+    @property
+    def skipped(self) -> int:
+        """Updates not made because the loss or a gradient was not finite."""
+        return self.skips
+
+    @skipped.setter
+    def skipped(self, value: int) -> None:
+        self.skips = value
+
+    def __call__(
+        self, loss: Tensor, penalties: Sequence[Penalty] = (), after: Sequence[After] = (), when: Tensor | bool = True
+    ) -> Tensor:
+        """One step on a loss and its penalties, then what comes after it; none if not all is finite.
+
+        `when`, one boolean that may lie on the device, says whether there is anything to learn from: without it nothing
+        moves, and nothing is counted. Returns one boolean on the device: true if the step was made.
+        """
+        made = self.gradient(loss, penalties, when)
+        self._put_back()
+        self.finish(made, after)
+        return made
+
+    def gradient(self, loss: Tensor, penalties: Sequence[Penalty] = (), when: Tensor | bool = True) -> Tensor:
+        """Gradients of the adapted parameters; true, on the device, if they may be used."""
+        learn = bool(when)
+        if learn:
+            loss.backward(inputs=list(self.parameters.values()))  # type: ignore[no-untyped-call]
+            for penalty in penalties:
+                penalty.add_(self.weights)
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        finite = learn and bool(F.all_finite([loss, *gradients]))
+        if learn and not finite:
+            self.skips += 1
+        return torch.tensor(finite, device=loss.device)
+
+    def finish(self, made: Tensor, after: Sequence[After]) -> None:
+        """The optimizer's step and what comes after it, if the gradients may be used; then they are gone."""
+        self.restored = 0.0
+        if bool(made):
+            self.update(after, self.weights, self.weights)
+        self.optimizer.zero_grad()
+
+    def update(self, after: Sequence[After], whole: Weights, single: Weights) -> None:
+        """The optimizer's step and the operations, on one list of weights or the other."""
+        with torch.no_grad():
+            lists = [whole if operation.elementwise else single for operation in after]
+            prepared = [operation.prepare(weights) for operation, weights in zip(after, lists, strict=True)]
+            self.optimizer.step()
+            for operation, weights, found in zip(after, lists, prepared, strict=True):
+                count = operation.apply_(weights, found)
+                if count is not None:
+                    self.restored = count / sum(value.numel() for value in weights.values)
+
+    @contextmanager
+    def perturbed(self, loss: Tensor, radius: float, when: Tensor | bool = True) -> Iterator[None]:
+        """In here the weights lie `radius` away, where the loss is highest to first order: sharpness-aware steps (SAM).
+
+        A step taken in here has the gradient of there and starts from the weights of before. With `when` false, or a
+        gradient that is not finite, they are not moved away.
+        """
+        made = self.gradient(loss, when=when)
+        with torch.no_grad():
+            gradients = self.weights.gradients
+            size = torch.stack(torch._foreach_norm(gradients)).norm()
+            scale = torch.where(made, radius / (size + 1e-12), torch.zeros_like(size))
+            self._kept = [value.detach().clone() for value in self.weights.values]
+            for value, gradient in zip(self.weights.values, gradients, strict=True):
+                value.add_(torch.nan_to_num(gradient * scale, nan=0.0, posinf=0.0, neginf=0.0))
+        self.clear()
+        try:
+            yield
+        finally:
+            self._put_back()
+
+    def clear(self) -> None:
+        """Forget the gradients there are."""
+        self.optimizer.zero_grad()
+
+    def _put_back(self) -> None:
+        if self._kept is not None:
+            with torch.no_grad():
+                for value, kept in zip(self.weights.values, self._kept, strict=True):
+                    value.copy_(kept)
+            self._kept = None

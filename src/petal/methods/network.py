@@ -1,0 +1,166 @@
+"""A network as the step of a method runs it, and the views of a batch that it may average over: plain torch.
+
+`petal.accelerate` puts networks with the same methods in the place of these.
+"""
+
+import inspect
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from petal.augment import Augment, Views, precise
+from petal.errors import InputError
+
+
+class Network:
+    """A module with the weights it runs on. Calls build a graph for gradients if they are enabled and its weights adapt."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Logits [N, C] of a batch."""
+        return logits_of(self.module, x)
+
+    def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the last linear layer is given [N, D], and the logits [N, C]."""
+        with Recorder(self.module) as recorder:
+            logits = logits_of(self.module, x)
+            return recorder.taken(), logits
+
+    def over(self, views: "ViewSource", average: str) -> Tensor:
+        """The mean prediction over views: of the logits, or of the probabilities ("probs"), as their logarithm."""
+        return mean_over(views.predicted(self), views.count, average)
+
+    def each(self, views: "ViewSource", wanted: Sequence[int]) -> Iterator[Tensor]:
+        """Logits of the views with these numbers, in order. All are drawn, so that random numbers stay in step."""
+        for number, drawn in enumerate(views.draws()):
+            if number in wanted:
+                yield self(views.make(drawn))
+
+
+def logits_of(module: Any, x: Tensor) -> Tensor:
+    """Logits [N, C]; an input that the network cannot take is an InputError."""
+    try:
+        logits = module(x)
+    except Exception as error:
+        if type(error) in (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
+            raise InputError(f"the network cannot take a batch of shape {list(x.shape)}: {error}") from error
+        raise
+    check_logits(logits, x)
+    return logits  # type: ignore[no-any-return]
+
+
+def check_logits(logits: Any, x: Tensor) -> None:
+    """Raise an InputError unless these are logits [N, C] of the batch."""
+    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[0] != x.shape[0]:
+        shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise InputError(f"a classifier returns logits [N, classes]; for {list(x.shape)} this one returned {shape}")
+
+
+class Recorder:
+    """Keeps what the last linear layer to run was given, while it is open."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
+        self.inputs: list[Tensor] = []
+
+    def __enter__(self) -> "Recorder":
+        self.handles = [layer.register_forward_pre_hook(self._keep) for layer in self.layers]
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def _keep(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self.inputs[:] = inputs[:1]
+
+    def taken(self) -> Tensor:
+        """The features; an InputError if no linear layer was run on a batch of vectors."""
+        if not self.inputs or self.inputs[0].dim() != 2:
+            raise InputError("features are what the last linear layer is given, and this network ends in none")
+        return self.inputs.pop()
+
+
+class Sharing(Protocol):
+    """How processes share out the views of a batch (see `petal.parallel`)."""
+
+    def decided(self, needed: Tensor) -> Tensor:
+        """Which samples need views, the same for all processes."""
+        ...
+
+    def computes(self, view: int) -> bool:
+        """True if a view is this process's to compute."""
+        ...
+
+    def gathered(self, mine: list[Tensor], views: int) -> Tensor:
+        """The predictions of all views, in their order, from this process's own."""
+        ...
+
+
+class ViewSource:
+    """The K views of a batch: random numbers drawn in order, and views made of them.
+
+    An augmentation of the user's own is called exactly K times, in order, on the whole batch; what it returns is the view
+    itself. One that takes a `generator` gets the method's.
+    """
+
+    def __init__(
+        self, x: Tensor, augment: Augment, count: int, generator: torch.Generator, sharing: Sharing | None = None
+    ) -> None:
+        self.x, self.augment, self.count, self.generator, self.sharing = x, augment, count, generator, sharing
+        self.views = augment if type(augment) is Views else None
+        self.images = precise(x) if self.views is not None else x
+
+    def draw(self) -> Any:
+        """What the next view is made of."""
+        return self.called() if self.views is None else self.views.draw(self.images, self.generator)
+
+    def draws(self) -> Iterator[Any]:
+        """What each view is made of, in order."""
+        return (self.draw() for _ in range(self.count))
+
+    def make(self, drawn: Any) -> Tensor:
+        """The view [N, ...] that the random numbers mean."""
+        return drawn if self.views is None else self.views.apply(self.images, *drawn).to(self.x.dtype)  # type: ignore[no-any-return]
+
+    def called(self) -> Tensor:
+        """One view by calling the augmentation."""
+        x = self.x
+        out: Any = self.augment(x, generator=self.generator) if takes_generator(self.augment) else self.augment(x)  # type: ignore[call-arg]
+        if not isinstance(out, Tensor) or out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
+            what = f"{list(out.shape)} {out.dtype} on {out.device}" if isinstance(out, Tensor) else type(out).__name__
+            raise InputError(f"augment must return a batch like its input {list(x.shape)} {x.dtype}, got {what}")
+        return out
+
+    def predicted(self, network: Network) -> Iterable[Tensor]:
+        """A network's logits of each view, in order; where processes share the views out, those of all of them."""
+        if self.sharing is None:
+            return network.each(self, range(self.count))
+        mine = [number for number in range(self.count) if self.sharing.computes(number)]
+        return self.sharing.gathered([logits.clone() for logits in network.each(self, mine)], self.count)
+
+
+def mean_over(predictions: Iterable[Tensor], count: int, average: str) -> Tensor:
+    """The mean of logits, or of probabilities as their logarithm, added up in order. Each is used before the next is made."""
+    total: Tensor | None = None
+    for logits in predictions:
+        if average == "logits":
+            total = logits.clone() if total is None else total.add_(logits)
+        else:
+            logits = logits.log_softmax(1)
+            total = logits if total is None else torch.logaddexp(total, logits, out=total)
+    assert total is not None
+    return total / count if average == "logits" else total - math.log(count)
+
+
+def takes_generator(augment: Augment) -> bool:
+    """True if an augmentation can be given a `generator`."""
+    try:
+        return "generator" in inspect.signature(augment).parameters
+    except (TypeError, ValueError):
+        return False
