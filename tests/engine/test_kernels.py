@@ -14,10 +14,12 @@ pytest.importorskip("triton")
 
 CHECKS = """
 import itertools, math, torch
+from dataclasses import replace
 from petal.augment import Views
 from petal.engine import kernels, normalise, passes, views
 from petal.engine.passes import Rule
 from petal.functional import quantile
+from petal.methods.network import ViewSource
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
@@ -48,8 +50,8 @@ for count, q in itertools.product((1, 5, 1000, 8001), (0.0, 0.03, 1.0)):
 # the two sweeps
 count = 3001
 adam = Rule("adam", 1e-3, 0.9, 0.999, 1e-8)
-rules = (adam, Rule("sgd", 1e-2, 0.9, nesterov=True), Rule("sgd", 1e-2, 0.9), Rule("sgd", 0.01))
-for rule, mode, broken in itertools.product(rules, ("fisher", "lots", "none"), (False, True)):
+rules = (adam, replace(adam, lr=1.0, rates=(0.5, 2.0)), Rule("sgd", 1.0, 0.9, rates=(0.5, 2.0)), Rule("sgd", 1e-2, 0.9, nesterov=True), Rule("sgd", 1e-2, 0.9), Rule("sgd", 0.01))
+for rule, mode, broken in itertools.product(rules, ("fisher", "uniform", "none"), (False, True)):
     if broken and mode != "fisher":
         continue
     results = []
@@ -67,8 +69,12 @@ for rule, mode, broken in itertools.product(rules, ("fisher", "lots", "none"), (
                 grad[7] = math.inf
             run(passes.total_gradient_, grad, p, source, var, 1e-3, 1e-6, ok, torch.full((1,), 0.25, device=device))
             threshold = run(passes.squared_quantile, grad, 0.03) if mode == "fisher" else None
-            lots = torch.rand(count, device=device) if mode == "lots" else None
-            run(passes.update_, rule, grad, p, teacher, source, state, step, 0.99, threshold, lots, 0.1, ok, low, restored)
+            uniform = torch.rand(count, device=device) if mode == "uniform" else None
+            rates = torch.linspace(0.5, 2, count, device=device) if rule.rates else None
+            run(
+                passes.update_, rule, grad, p, teacher, source, state, step, 0.99, threshold, uniform, 0.1, ok, low,
+                restored, rates,
+            )
         assert step.item() == 3 - broken
         results.append([p, teacher, low.float(), *state, restored.float(), grad])
     for number, (a, b) in enumerate(zip(*results)):
@@ -78,9 +84,9 @@ for rule, mode, broken in itertools.product(rules, ("fisher", "lots", "none"), (
 # the views
 for per_sample, size in itertools.product((False, True), ((8, 8), (9, 12))):
     v, x = Views(per_sample=per_sample), torch.rand(3, 3, *size, device=device)
-    uniform, noise = views.draw(v, x, 4, torch.Generator(device).manual_seed(0))
-    made = views.make_views(v, x, uniform, noise)
-    plain = torch.stack([v.apply(x, u, n) for u, n in zip(uniform, noise)])
+    source = lambda: ViewSource(x, v, 5, torch.Generator(device).manual_seed(0))
+    made = torch.stack(list(views.made_together(source(), [0, 1, 3, 4])))
+    plain = torch.stack([source().make(drawn) for drawn in source().draws()])[[0, 1, 3, 4]]
     assert made.shape == plain.shape
     assert (made - plain).abs().max() < 1e-4, (made - plain).abs().max()
 # batch norm's last part
