@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from petal._files import replacing
 from petal.errors import DataError
-from petal.report.figures import STYLE, Drawing
+from petal.report.drawing import STYLE, Drawing
 
 MARK = "<!-- From here on by `petal bench page`. -->"
 COLOURS = {"eager": "#7A7A7A", "auto": "#D55E00"}

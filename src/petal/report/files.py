@@ -28,7 +28,7 @@ _OPTIONAL = {"restored": 0.0, "skipped": 0.0, "seconds": math.nan, "distance": m
 
 @dataclass(frozen=True)
 class Records:
-    """The records of one job as columns, one entry a batch, in stream order."""
+    """The records of one job as columns, one entry per batch, in stream order."""
 
     position: NDArray[np.int64]
     domain: NDArray[np.str_]

@@ -1,4 +1,4 @@
-"""Jobs put into the rows of tables: what may be averaged with what, and the averages."""
+"""Jobs sorted into the rows of tables: what may be averaged with what, and the averages."""
 
 import json
 import math
@@ -102,7 +102,7 @@ class Row:
         return stat(getattr(s, metric) for s in self._scores.get(domain, ()) if s.n)
 
     def by_visit(self, metric: str) -> list[Stat]:
-        """A score over the runs for each time the domains came round."""
+        """A score over the runs for each visit of all domains."""
         count = max((int(records.visit.max()) + 1 for records in self.records), default=0)
         return [
             stat(getattr(s, metric) for s in (records.scores(visit=visit) for records in self.records) if s.n)
@@ -138,7 +138,7 @@ class Row:
 
     @property
     def images(self) -> int:
-        """Images in a run."""
+        """Images per run."""
         return max((int(records.n.sum()) for records in self.records), default=0)
 
     @property
@@ -148,12 +148,12 @@ class Row:
 
     @property
     def restored_share(self) -> float:
-        """Mean share of the weights put back a batch."""
+        """Mean share of the weights restored per batch."""
         return _mean(records.restored for records in self.records)
 
     @property
     def seconds(self) -> float:
-        """Median seconds a batch."""
+        """Median seconds per batch."""
         times = np.concatenate([records.seconds for records in self.records] or [np.zeros(0)])
         times = times[np.isfinite(times)]
         return float(np.median(times)) if len(times) else math.nan
@@ -176,7 +176,7 @@ def _mean(columns: Iterable[Floats]) -> float:
 
 @dataclass
 class Section:
-    """The rows that may stand in one table: the same benchmark, data, source network, severity and batch size."""
+    """The rows of one table: they share benchmark, data, source network, severity and batch size."""
 
     recipe: str
     manifest: Mapping[str, Any]
@@ -206,12 +206,12 @@ class Section:
 
     @cached_property
     def gradual(self) -> bool:
-        """Whether severities change along the stream."""
+        """True if severities change along the stream."""
         return any(len(set(records.severity.tolist())) > 1 for row in self.rows for records in row.records)
 
     @cached_property
     def visits(self) -> int:
-        """How often the domains come round: 1 unless the stream is a recurring one."""
+        """How often each domain is visited: 1 unless the stream recurs."""
         jobs = [job for row in self.rows for job in (*row.jobs, *row.unfinished) if job.records is not None]
         return max((int(job.records.visit.max()) + 1 for job in jobs if job.records is not None), default=1)
 
@@ -227,7 +227,7 @@ class Section:
         return min(rows, key=lambda row: row.stat("error").mean, default=None)
 
     def notes(self) -> list[str]:
-        """What a reader must know before trusting the tables."""
+        """What a reader must know before using the numbers."""
         rows, notes = [row for row in self.rows if row.jobs], []
         for row in self.rows:
             for job in row.unfinished:
@@ -238,13 +238,13 @@ class Section:
                 notes.append(f"Unfinished, and in no average: {row.label}, {_which(job)} ({so_far}).")
         single = [row.label for row in rows if len(row.jobs) == 1]
         if single and len(single) == len(rows):
-            notes.append("One run a method: there is no standard deviation, and small differences mean nothing.")
+            notes.append("One run per method: there is no standard deviation, and small differences mean nothing.")
         elif single:
             notes.append(f"One run only, so no standard deviation: {', '.join(single)}.")
         several = [row for row in rows if len(row.jobs) > 1]
         if several:
             counts = {row.over for row in several}
-            over = f"over {counts.pop()}" if len(counts) == 1 else "over as many as the table of all scores says"
+            over = f"over {counts.pop()}" if len(counts) == 1 else "over the runs that the table of all scores names"
             notes.append(f"In brackets: the sample standard deviation of the runs' means, {over}.")
         notes += [f"{row.label} skipped {row.skipped} {'update' if row.skipped == 1 else 'updates'}: the loss or a gradient "
                   "was not finite." for row in rows if row.skipped]
@@ -269,7 +269,7 @@ class Section:
                      for row in rows for r in row.records}
             notes.append("Severity changes along the stream: every number is an average over all the pairs of domain and "
                          f"severity ({', '.join(map(str, sorted(pairs)))} in a run).")
-        notes.append("The mean ECE is that of all the images of a run together, not the mean of the columns.")
+        notes.append("The mean ECE is computed over all images of a run together; it is not the mean of the columns.")
         for name in ("device", "engine", "versions"):
             if len({json.dumps(folder.manifest.get(name), sort_keys=True) for folder in self.folders}) > 1:
                 notes.append(f"The run folders differ in their {name}; times may not be comparable.")
