@@ -60,6 +60,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
 def test_the_architecture_page_has_the_layers_of_the_import_contract() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
     layers = [re.split(r"\s*[:|]\s*", layer) for layer in next(c for c in contracts if c["type"] == "layers")["layers"]]
-    block, = re.findall(r"^```layers\n(.*?)^```$", (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"), re.M | re.S)
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    block, = re.findall(r"^```layers\n(.*?)^```$", page, flags=re.M | re.S)
     drawn = [re.split(r"\s{3,}", line)[0].split() for line in block.splitlines()]
     assert [sorted(names) for names in drawn] == [sorted(names) for names in layers]

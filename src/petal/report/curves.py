@@ -13,7 +13,7 @@ from petal.report.scores import METRICS, Row, Section
 
 
 def _along(section: Section) -> list[tuple[Row, str, list[Records]]]:
-    """The rows that were run in the shown order, with label and records. A row without a finished job has its longest one."""
+    """The rows that were run in the shown order, with label and records; of unfinished rows the longest job."""
     found = []
     for row in section.rows:
         jobs = [job for job in row.jobs if job.order == section.order]

@@ -119,7 +119,7 @@ def samples(section: Section, each: int = 4) -> Drawing | None:
     names = " and ".join(row.label for row, _ in chosen)
     right = "; ".join(f"{row.label} is right on {sum(map(_right, s.entries))} of {len(s.entries)}" for row, s in chosen)
     caption = (f"Images of each domain; below each its true class, then the predictions of {names}, one per line: ✓ right, "
-               "✗ wrong and the class predicted instead, with the probability. The frame (dashed if wrong) is that of the first. "
+               "✗ wrong and the class predicted instead, with the probability. The frame (dashed if wrong) is the first one's. "
                f"Of the images kept, {right}; these are a few images, not a score.")
     return Drawing("samples", "Samples of each domain", caption, figure, photographic=True)
 
