@@ -130,7 +130,7 @@ def bench_scale(
         f"messages {parts.exchange:.2f}"
     )
     shown = Table("ranks", box=None, pad_edge=False)
-    for name in ("views per rank", "model, ms", "measured, ms", "faster by", "of ideal"):
+    for name in ("views per rank", "model, ms", "measured, ms", "speed-up", "of ideal"):
         shown.add_column(name, justify="right")
     for r in rows:
         shown.add_row(
@@ -186,7 +186,7 @@ def bench_serve(
     weights, _ = source_on_the_spot(recipe("digits"), folder / "source", torch.device("cpu"), console)
     rows: list[serve_bench.Row] = []
     table = Table("target", "load", title=f"petal serve, {seconds:g} s a row", box=None, pad_edge=False)
-    for name in ("answers/s", "p50 ms", "p99 ms", "refused", "p99 of these", "failed", "wrong"):
+    for name in ("answers/s", "p50 ms", "p99 ms", "refused", "p99 of refused", "failed", "wrong"):
         table.add_column(name, justify="right")
     with console.status("measuring") as status:
         for r in serve_bench.run(folder, weights, seconds, clients, option or (), status.update):
