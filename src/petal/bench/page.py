@@ -1,7 +1,7 @@
 """Measurements as a page: eager and fast side by side, the parts of a step, and figures against K and batch size.
 
-A file may have a key `version`, written by hand: words for the version of the code that it was measured with, for those that
-are not of the present one. Such steps are marked in the tables, and no line of a figure joins them with others.
+If a file was not measured with the present code, add a key `version` with a name for the code that it was measured with. Its
+steps are marked with that name in the tables, and no line of a figure joins them with other steps.
 """
 
 import json
@@ -32,7 +32,7 @@ class Measured:
 
     @property
     def device(self) -> str:
-        """Where they were measured."""
+        """The device that was measured."""
         return str(self.rows[0]["device"])
 
 
@@ -85,7 +85,7 @@ def write_page(files: Sequence[str | Path], out: str | Path) -> list[Path]:
 def step_table(rows: Iterable[dict[str, Any]]) -> str:
     """Markdown: one line per step, eager and fast side by side."""
     lines = [
-        "| step | eager ms | fast ms | speed-up | fast, range | fast images/s | share of matrix rate | eager MiB | fast MiB |",
+        "| step | eager ms | fast ms | speed-up | fast range | fast images/s | of matrix rate | eager MiB | fast MiB |",
         "| --- " + "| ---: " * 8 + "|",
     ]
     for key, pair in _by(rows, _step).items():
@@ -97,13 +97,13 @@ def step_table(rows: Iterable[dict[str, Any]]) -> str:
         cells += [f"{fast['matrix_share']:.0%}" if fast else "", _number(eager, "peak_mib", 0), _number(fast, "peak_mib", 0)]
         lines.append("| " + " | ".join(cells) + " |")
     first = next(iter(rows))
-    note = (f"Milliseconds per batch, medians of {first['batches']} batches after warm-up. The matrix rate is that of a large "
-            "matrix product in the same run.")
+    note = (f"Milliseconds per batch, medians of {first['batches']} batches after warm-up. *of matrix rate*: share of the "
+            "rate of a large matrix product in the same run.")
     return "\n".join([*lines, "", note, ""])
 
 
 def part_table(rows: Iterable[dict[str, Any]]) -> str:
-    """Markdown: the parts of the steps that were taken apart."""
+    """Markdown: the parts of those steps whose parts were measured."""
     rows = [row for row in rows if row["parts"]]
     names = list(dict.fromkeys(name for row in rows for name in row["parts"]))
     if not rows:

@@ -144,8 +144,8 @@ def bench_scale(
 def bench_cost(
     figures: Annotated[
         list[str],
-        typer.Argument(metavar="NETWORK=FORWARD,STUDENT,CLOSED,OPEN...", help="Milliseconds per batch of a network: a forward "
-                       "pass, a step of TENT, a step of PETAL without and with views. wrn-28-10 must be among them."),
+        typer.Argument(metavar="NETWORK=FORWARD,STUDENT,CLOSED,OPEN...", help="Milliseconds per batch of a network: a "
+                       "forward pass, a step of TENT, a step of PETAL without and with views. wrn-28-10 is required."),
     ],
     out: Json = None,
 ) -> None:

@@ -42,7 +42,7 @@ def _running(values: Floats, weights: Floats, width: int) -> Floats:
     known = np.isfinite(values)
     total = np.cumsum(np.concatenate([[0.0], np.where(known, values * weights, 0.0)]))
     weight = np.cumsum(np.concatenate([[0.0], np.where(known, weights, 0.0)]))
-    low = np.clip(np.arange(len(values)) - width // 2, 0, len(values) - width)   # at the ends the window stops, not shrinks
+    low = np.clip(np.arange(len(values)) - width // 2, 0, len(values) - width)   # at the ends the window keeps its width
     high = low + width
     span = weight[high] - weight[low]
     return np.where(span > 0, (total[high] - total[low]) / np.where(span > 0, span, 1.0), np.nan)
@@ -52,7 +52,7 @@ def _curve(
     axes: Axes, section: Section, row: Row, label: str, runs: list[Records], column: str, scale: float = 1.0, *,
     smooth: bool = True, band: bool = False,
 ) -> Line2D:  # fmt: skip
-    """Draw the mean over seeds of a column of the records, and their range if `band`."""
+    """Draw the mean over seeds of a column of the records, and the range over seeds if `band`."""
     columns = [getattr(r, column) for r in runs]
     curves = np.stack([_smooth(r, c) if smooth else c for r, c in zip(runs, columns, strict=True)]) * scale
     known = np.isfinite(curves).all(0)

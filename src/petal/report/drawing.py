@@ -1,6 +1,6 @@
-"""What all figures share: style, colours and dashes of the methods, and a figure with its words.
+"""What the figures share: style, colours and dashes of the methods, and a figure with its title and caption.
 
-Colour-blind safe, told apart by line style too, on white, without global state.
+The colours are safe for colour-blind readers, lines also differ in their dashes, and no global state is changed.
 """
 
 import base64
@@ -44,7 +44,7 @@ STYLE: Any = {
     "pdf.fonttype": 42,
 }
 
-# Okabe and Ito's colours without the yellow, which is not legible on white.
+# The colours of Okabe and Ito without yellow, which is not legible on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7A7A7A")
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
 _KNOWN: dict[str | None, tuple[str, Any, float]] = {
@@ -61,7 +61,7 @@ _KNOWN: dict[str | None, tuple[str, Any, float]] = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure with its file name, title, and the caption that also serves those who cannot see it."""
+    """A figure with its file name, title and caption. The caption is also the text for readers who cannot see it."""
 
     name: str
     title: str
@@ -100,7 +100,7 @@ def new_figure(height: float, width: float = WIDTH) -> Figure:
 
 
 def line_style(section: Section, row: Row) -> dict[str, Any]:
-    """Colour, dash and width of a row: the same in every figure."""
+    """Colour, dash and width of a row, the same in every figure."""
     twins = [other for other in section.rows if other.paper is not None and other.paper == row.paper]
     if row.paper in _KNOWN and twins[0] is row:
         colour, dash, width = _KNOWN[row.paper]

@@ -25,11 +25,11 @@ FIGURES: dict[str, Callable[[Section], Drawing | None]] = {
 
 
 def draw(section: Section) -> list[Drawing]:
-    """Every figure that the records of a section can give."""
+    """Every figure for which the records of a section have data."""
     with mpl.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")   # class names in scripts that the font lacks
+        warnings.filterwarnings("ignore", message="Glyph")   # class names in scripts that the font does not have
         drawings = [drawing for make in FIGURES.values() if (drawing := make(section)) is not None]
-        for drawing in drawings:   # laid out once, so that every file of a figure is the same
+        for drawing in drawings:   # laid out once, so that all files of a figure are equal
             drawing.figure.draw_without_rendering()
             drawing.figure.set_layout_engine("none")
     return drawings
@@ -38,7 +38,7 @@ def draw(section: Section) -> list[Drawing]:
 def write_figures(
     report: Report, folder: str | Path, kinds: Iterable[str] = ("png",)
 ) -> dict[str, list[tuple[Drawing, Path]]]:
-    """Write every figure; returns, for each section, the drawings with the path of their first file."""
+    """Write every figure. Returns the drawings of each section with the path of their first file."""
     kinds, folder = tuple(kinds), Path(folder)
     wrong = [kind for kind in kinds if kind not in FILE_TYPES]
     if wrong or not kinds:

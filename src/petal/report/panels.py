@@ -16,7 +16,7 @@ _FEW = 0.002   # bins of the reliability diagram with a smaller share of the sam
 
 
 def heatmap(section: Section, metric: str = "error") -> Drawing | None:
-    """Methods by domains, as colours with the numbers written in."""
+    """Methods by domains, as colours and numbers."""
     rows, how = [row for row in section.rows if row.jobs], METRICS[metric]
     if not rows:
         return None
@@ -83,7 +83,7 @@ def reliability(section: Section) -> Drawing | None:
         panel.set_ylim(0, 1)
         panel.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
         panel.set_yticks([0, 0.5, 1], ["0", ".5", "1"])
-    for column in range(columns):   # the lowest panel of a column has the numbers
+    for column in range(columns):   # the lowest panel of each column has the numbers
         panels[(len(rows) - 1 - column) // columns, column].tick_params(labelbottom=True)
     figure.supxlabel("confidence", fontsize=9.5)
     figure.supylabel("accuracy", fontsize=9.5)
@@ -119,13 +119,13 @@ def samples(section: Section, each: int = 4) -> Drawing | None:
     names = " and ".join(row.label for row, _ in chosen)
     right = "; ".join(f"{row.label} is right on {sum(map(_right, s.entries))} of {len(s.entries)}" for row, s in chosen)
     caption = (f"Images of each domain; below each its true class, then the predictions of {names}, one per line: ✓ right, "
-               "✗ wrong and the class predicted instead, with the probability. The frame (dashed if wrong) is the first one's. "
+               "✗ wrong and the predicted class, with the probability. The frame (dashed if wrong) is the first one's. "
                f"Of the images kept, {right}; these are a few images, not a score.")
     return Drawing("samples", "Samples of each domain", caption, figure, photographic=True)
 
 
 def _chosen_samples(section: Section) -> list[tuple[Row, Samples]]:
-    """The last row that kept images (PETAL, where it was run), and the source network if it saw the same ones."""
+    """PETAL or else the last row that kept images, and the source network if it kept the same ones."""
     found = []
     for row in section.rows:
         jobs: list[Job] = row.jobs

@@ -47,7 +47,7 @@ _ORDER = ("source", "bn", "pseudo-label", "tent", "cotta", "petal")
 
 @dataclass(frozen=True)
 class Stat:
-    """The mean over `n` runs and their sample standard deviation, which one run does not have."""
+    """The mean over `n` runs and their sample standard deviation (None for a single run)."""
 
     mean: float
     std: float | None
@@ -68,7 +68,7 @@ def stat(values: Iterable[float]) -> Stat:
 
 @dataclass
 class Row:
-    """One row of the tables: the finished jobs of one method with one setting, and those that are not finished."""
+    """One row of the tables: the finished and unfinished jobs of one method with one setting."""
 
     id: str
     method: str
@@ -126,7 +126,7 @@ class Row:
 
     @property
     def over(self) -> str:
-        """What the runs differ in, for example "5 seeds"."""
+        """What the runs are averaged over, for example "5 seeds"."""
         seeds, orders = len(self.seeds), len(self.orders)
         if not self.jobs:
             return "unfinished" if self.unfinished else "none"
@@ -143,7 +143,7 @@ class Row:
 
     @property
     def views_share(self) -> float:
-        """Share of batches whose answer used augmented views."""
+        """Share of batches whose prediction used augmented views."""
         return _mean(records.views_used for records in self.records)
 
     @property
@@ -160,7 +160,7 @@ class Row:
 
     @property
     def skipped(self) -> int:
-        """Updates that were not made, over all runs."""
+        """Updates skipped, over all runs."""
         return sum(records.skipped_updates for records in self.records)
 
     @property
@@ -193,7 +193,7 @@ class Section:
 
     @cached_property
     def order(self) -> str:
-        """The order that the figures along the stream show: the first that most rows have."""
+        """The order shown by the figures along the stream: the first of those that most rows have."""
         jobs = [job for row in self.rows for job in row.jobs] or [job for row in self.rows for job in row.unfinished]
         orders = [job.order for job in jobs]
         having = {order: sum(order in row.orders for row in self.rows) for order in dict.fromkeys(orders)}
@@ -283,7 +283,7 @@ def _which(job: Job) -> str:
 
 @dataclass
 class Report:
-    """Everything that tables and figures are made from."""
+    """The data of all tables and figures."""
 
     folders: tuple[RunFolder, ...]
     sections: tuple[Section, ...]
@@ -296,7 +296,7 @@ def load(*runs: str | Path, title: str | None = None, notes: Iterable[str] = ())
 
     Jobs share a row if method, options, fidelity and posterior are the same; they share a table if benchmark, data,
     source network, severity, batch size and domains are. The same (order, seed) in two folders gives two rows, never an
-    average of a run with itself. Jobs that are not finished are kept apart. `notes` are words of your own, shown on top.
+    average of a run with itself. Jobs that are not finished are kept apart. `notes` are texts to show at the top.
     """
     if not runs:
         raise DataError("nothing to report: give at least one run folder")
@@ -343,7 +343,7 @@ def _setting(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fingerprint(value: Any) -> Any:
-    """The hashes in a description if it has some (paths may differ from machine to machine), else all of it."""
+    """The hashes in a description, or all of it if it has none (paths may differ between machines)."""
     marks = ("sha", "hash", "digest", "fingerprint")
     hashes = {k: v for k, v in flatten(value).items() if v and any(mark in k.lower() for mark in marks)}
     return hashes or value
@@ -388,7 +388,7 @@ def _add(section: Section, folder: RunFolder, job: Job) -> None:
 
 
 def _finish(section: Section) -> None:
-    """Rows in the paper's order, labels that tell them apart, and a title."""
+    """Order the rows as in the paper, make their labels distinct, and set the title."""
     places = {job.folder: n for n, job in enumerate(job for folder in section.folders for job in folder.jobs)}
 
     def place(row: Row) -> tuple[int, int]:
@@ -397,7 +397,7 @@ def _finish(section: Section) -> None:
 
     section.rows.sort(key=place)
     fidelities = [row.fidelity for row in section.rows]
-    usual = max(dict.fromkeys(fidelities), key=fidelities.count)   # that of most rows goes without saying
+    usual = max(dict.fromkeys(fidelities), key=fidelities.count)   # the fidelity of most rows is not named
     for label in dict.fromkeys(row.label for row in section.rows):
         _tell_apart([row for row in section.rows if row.label == label], usual)
     severity = section.manifest.get("severity")
@@ -428,7 +428,7 @@ def _tell_apart(rows: list[Row], usual: str) -> None:
 
 
 def _differs(section: Section, sections: list[Section]) -> str:
-    """The first settings in which sections of the same title differ, in words."""
+    """The first settings in which sections of the same title differ, as text."""
     alike = [flatten(_setting(s.manifest)) for s in sections if s.title.startswith(section.title)]
     mine = flatten(_setting(section.manifest))
     names = [k for k in mine if len({json.dumps(a.get(k), default=str) for a in alike}) > 1]

@@ -187,7 +187,7 @@ def paper_tables(section: Section) -> list[Table]:
 
 
 def paper_values(section: Section, row: Row) -> dict[str, tuple[Value, int]]:
-    """The paper's scores for a row, by metric, each with the number of its table."""
+    """The paper's scores for a row by metric, each with the number of its table."""
     found = {}
     for table in published(section.recipe):
         name = lookup(table, row.paper)
