@@ -18,7 +18,7 @@ demo: $(STAMP)   ## PETAL and its baselines on corrupted digits: no downloads, a
 	$(BIN)/petal demo
 
 lint: $(STAMP)   ## style, types and layers
-	$(BIN)/ruff check src tests docs
+	$(BIN)/ruff check src tests tools
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
@@ -28,8 +28,8 @@ test: lint       ## all checks and tests
 soak: $(STAMP)   ## the long tests: kills at random times, memory over many steps
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m soak
 
-docs: $(STAMP)   ## the API page, from the docstrings
-	$(BIN)/python docs/make_api.py
+docs: $(STAMP)   ## the reference page, from the docstrings
+	$(BIN)/python tools/make_api.py
 
 clean:           ## remove what the targets above made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -491,7 +491,7 @@ def test_wrapped_adapters(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_page_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[1] / "docs" / "lifelong.md").read_text()
+    page = (Path(__file__).parents[1] / "docs" / "guides" / "lifelong.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page.split("## Checkpoints")[1].split("\n## ")[0], flags=re.S)
     monkeypatch.chdir(tmp_path)
     code = code.replace("print(", "str(")

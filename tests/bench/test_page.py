@@ -21,8 +21,8 @@ def row(
     }  # fmt: skip
 
 
-def write(path: Path, rows: list[dict], command: str = "petal bench steps") -> Path:
-    path.write_text(json.dumps({"bench": "steps", "command": command, "torch": "2.13.0", "rows": rows}))
+def write(path: Path, rows: list[dict], command: str = "petal bench steps", **more: str) -> Path:
+    path.write_text(json.dumps({"bench": "steps", "command": command, "torch": "2.13.0", "rows": rows, **more}))
     return path
 
 
@@ -54,7 +54,22 @@ def test_figures_where_there_are_points(tmp_path: Path) -> None:
     assert [path.name for path in written] == ["p.md", "performance-views.png", "performance-batch.png"]
     assert all(Image.open(path).size[0] > 600 for path in written[1:])
     text = (tmp_path / "p.md").read_text()
-    assert "fast views K 8: 18.0 ms" in text  # for those who cannot see the figure
+    assert "fast, views K 8: 18.0 ms" in text  # for those who cannot see the figure
+
+
+def test_steps_of_another_version_are_marked_and_drawn_apart(tmp_path: Path) -> None:
+    now = write(tmp_path / "now.json", [row(batch=b, ms=b / 2) for b in (200, 50)])
+    old = write(tmp_path / "old.json", [row(batch=b, ms=b + 4.0) for b in (50, 10, 1)], version="earlier version")
+    page.write_page([now, old], tmp_path / "p.md")
+    text = (tmp_path / "p.md").read_text()
+    assert "| petal, wrn-28-10, batch 50, K 32 open |  | 25.0 |" in text
+    assert "| petal, wrn-28-10, batch 50, K 32 open (earlier version) |  | 54.0 |" in text
+    (drawing,) = page.drawings([r for file in (now, old) for r in page.read(file).rows])
+    (axes,) = drawing.figure.axes
+    lines = {line.get_label(): dict(line.get_xydata()) for line in axes.get_lines()}
+    assert lines == {"fast": {50: 25.0, 200: 100.0}, "fast (earlier version)": {1: 5.0, 10: 14.0, 50: 54.0}}
+    assert len({line.get_linestyle() for line in axes.get_lines()}) == 2
+    assert "fast (earlier version), images per batch 10: 14.0 ms" in drawing.caption
 
 
 def test_words_above_the_mark_stay(tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_help_explains():
 
 
 def test_everything_the_page_on_data_shows_works(tmp_path, monkeypatch):
-    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "data.md").read_text()
     monkeypatch.chdir(tmp_path)
     commands = [line for block in re.findall(r"```console\n(.*?)```", page, re.S) for line in block.splitlines()]
     assert len(commands) >= 3
@@ -111,4 +111,4 @@ def test_everything_the_page_on_data_shows_works(tmp_path, monkeypatch):
         succeed(*arguments)
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
     assert len(blocks) >= 8
-    exec(compile("\n".join(blocks), "docs/data.md", "exec"), {})
+    exec(compile("\n".join(blocks), "docs/guides/data.md", "exec"), {})

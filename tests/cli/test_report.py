@@ -33,7 +33,7 @@ def test_terminal(folder: Path) -> None:
     assert "Error (%) by domain" in result.output
     assert "PETAL (FIM)" in result.output
     assert "paper's" not in result.output
-    assert "Beside the paper's Table 1" in call(folder, "--paper").output
+    assert "Comparison with the paper's Table 1" in call(folder, "--paper").output
 
 
 def test_formats_to_standard_output(folder: Path) -> None:

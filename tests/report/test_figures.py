@@ -5,6 +5,7 @@ import io
 import json
 import re
 import warnings
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from PIL import Image
 
 from petal.errors import ConfigError, DataError
 from petal.report import FIGURES, METRICS, domain_table, draw, load, write_figures, write_html
-from petal.report.figures import Drawing, _look, _running
+from petal.report.curves import _running
+from petal.report.drawing import Drawing, line_style
 
 from .fakes import DOMAINS, write_run
 from .test_formats import NASTY
@@ -89,8 +91,8 @@ def test_reliability_is_the_counts(run: Path, drawings: dict[str, Drawing]) -> N
 
 def test_methods_look_different(run: Path) -> None:
     section = load(run).sections[0]
-    looks = {(str(look["color"]), str(look["linestyle"])) for look in (_look(section, row) for row in section.rows)}
-    assert len(looks) == len(section.rows)
+    styles = [line_style(section, row) for row in section.rows]
+    assert len({(str(style["color"]), str(style["linestyle"])) for style in styles}) == len(section.rows)
 
 
 def test_unknown_rows_look_different_too(tmp_path: Path) -> None:
@@ -100,7 +102,7 @@ def test_unknown_rows_look_different_too(tmp_path: Path) -> None:
         job["row"] = job["label"] = f"_variant {number}"
     (run / "manifest.json").write_text(json.dumps(manifest))
     section, = load(run).sections
-    assert len({str(_look(section, row)["color"]) for row in section.rows}) == 4
+    assert len({str(line_style(section, row)["color"]) for row in section.rows}) == 4
     stream = draw(section)[0].figure
     assert len(stream.legends[0].get_texts()) == 4
 
@@ -201,7 +203,7 @@ def test_page_parses_and_has_the_tables(run: Path, page: str) -> None:
     assert parsed.tables[0][1:] == [[line.label, *(cell.plain for cell in line.cells)] for line in table.lines]
     for how in METRICS.values():
         assert f"{how.title} by domain" in page
-    assert "The paper&#x27;s Table 1" in page
+    assert "The paper's Table 1" in unescape(page)
 
 
 def test_page_stands_alone(page: str) -> None:

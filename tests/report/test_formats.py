@@ -63,7 +63,7 @@ def test_domain_table_has_the_numbers(run: Path, report: Report) -> None:
 def test_best_of_each_column(report: Report) -> None:
     for table in (domain_table(report.sections[0], "nll"), metric_table(report.sections[0])):
         for n, heading in enumerate(table.columns):
-            if heading == "over":
+            if heading == "averaged over":
                 continue
             values = [float(line.cells[n].text) for line in table.lines]
             assert [line.cells[n].best for line in table.lines] == [value == min(values) for value in values]
@@ -113,7 +113,7 @@ def test_markdown_tables(report: Report) -> None:
         assert plain == [[line.label, *(cell.plain for cell in line.cells)] for line in table.lines]
     assert "**" in text
     assert "![Error](fig/x.png)" in text
-    assert "Beside the paper's Table 1" in text
+    assert "Comparison with the paper's Table 1" in text
     assert "## What was run" in text
     assert "ab" * 32 in text   # the hash of the data
     assert "Unfinished, and in no average: PETAL (FIM)" in text

@@ -1,4 +1,4 @@
-"""What the paper's whole evaluation costs: batches of every table, times milliseconds a batch."""
+"""What the paper's whole evaluation costs: batches of every table, times milliseconds per batch."""
 
 import math
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ EVALUATION = (
 
 @dataclass(frozen=True)
 class Figures:
-    """Milliseconds a batch of a network at its recipe's batch size, from `petal bench steps`."""
+    """Milliseconds per batch of a network at its recipe's batch size, from `petal bench steps`."""
 
     forward: float              # source, batch norm
     student: float              # TENT and pseudo-labels: forward and backward
@@ -46,7 +46,7 @@ class Cost:
 
     recipe: str
     runs: int
-    batches: int                # of a run
+    batches: int                # per run
     measured: bool              # False: by arithmetic from WRN-28-10
     least: float                # GPU-hours, no batch with views
     most: float                 # GPU-hours, every batch with views
@@ -78,7 +78,7 @@ def evaluation_cost(figures: Mapping[str, Figures]) -> list[Cost]:
 
 
 def batches(chosen: Recipe, images: int) -> int:
-    """Batches of a run. A gradual stream visits its domains at several severities."""
+    """Batches per run. A gradual stream visits its domains at several severities."""
     visits = len(chosen.order(1))
     if chosen.stream != "continual":
         one = from_arrays(torch.zeros(1, 3, 8, 8), torch.zeros(1, dtype=torch.long))

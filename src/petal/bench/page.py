@@ -1,4 +1,8 @@
-"""Measurements as a page: eager and fast side by side, the parts of a step, and figures against K and batch size."""
+"""Measurements as a page: eager and fast side by side, the parts of a step, and figures against K and batch size.
+
+If a file was not measured with the present code, add a key `version` with a name for the code that it was measured with. Its
+steps are marked with that name in the tables, and no line of a figure joins them with other steps.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -11,7 +15,7 @@ from matplotlib.figure import Figure
 
 from petal._files import replacing
 from petal.errors import DataError
-from petal.report.figures import STYLE, Drawing
+from petal.report.drawing import STYLE, Drawing
 
 MARK = "<!-- From here on by `petal bench page`. -->"
 COLOURS = {"eager": "#7A7A7A", "auto": "#D55E00"}
@@ -20,7 +24,7 @@ NAMES = {"eager": "eager", "auto": "fast"}
 
 @dataclass(frozen=True)
 class Measured:
-    """The rows of one file that `petal bench steps --json` wrote, with the command that made them."""
+    """The rows of one file of `petal bench steps --json`, each with the file's version, and the command that made them."""
 
     command: str
     torch: str
@@ -28,7 +32,7 @@ class Measured:
 
     @property
     def device(self) -> str:
-        """Where they were measured."""
+        """The device that was measured."""
         return str(self.rows[0]["device"])
 
 
@@ -36,7 +40,8 @@ def read(path: str | Path) -> Measured:
     """A file of `petal bench steps --json`."""
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-        measured = Measured(content["command"], content["torch"], content["rows"])
+        rows = [{**row, "version": str(content.get("version", ""))} for row in content["rows"]]
+        measured = Measured(content["command"], content["torch"], rows)
         kind = content["bench"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is not a file of `petal bench steps --json`: {error!r}") from error
@@ -48,7 +53,7 @@ def read(path: str | Path) -> Measured:
 def write_page(files: Sequence[str | Path], out: str | Path) -> list[Path]:
     """Write the page, with its figures in a folder `images` beside it. Returns what was written.
 
-    What `out` holds above the mark stays: words about the figures are written there by hand.
+    What `out` holds above the mark stays: the text about the figures is written there by hand.
     """
     out = Path(out)
     measured = [read(path) for path in files]
@@ -56,7 +61,7 @@ def write_page(files: Sequence[str | Path], out: str | Path) -> list[Path]:
     if out.exists():
         before, mark, _ = out.read_text(encoding="utf-8").partition(MARK)
         if not mark:
-            raise DataError(f"{out} exists and has no line {MARK!r}: add it below the words that are to stay")
+            raise DataError(f"{out} exists and has no line {MARK!r}: add it below the text that is to stay")
         head = before + MARK + "\n"
     written = []
     body = []
@@ -78,9 +83,9 @@ def write_page(files: Sequence[str | Path], out: str | Path) -> list[Path]:
 
 
 def step_table(rows: Iterable[dict[str, Any]]) -> str:
-    """Markdown: one line a step, eager and fast beside each other."""
+    """Markdown: one line per step, eager and fast side by side."""
     lines = [
-        "| step | eager ms | fast ms | times | fast, from to | fast images/s | of matrix rate | eager MiB | fast MiB |",
+        "| step | eager ms | fast ms | speed-up | fast range | fast images/s | of matrix rate | eager MiB | fast MiB |",
         "| --- " + "| ---: " * 8 + "|",
     ]
     for key, pair in _by(rows, _step).items():
@@ -92,12 +97,13 @@ def step_table(rows: Iterable[dict[str, Any]]) -> str:
         cells += [f"{fast['matrix_share']:.0%}" if fast else "", _number(eager, "peak_mib", 0), _number(fast, "peak_mib", 0)]
         lines.append("| " + " | ".join(cells) + " |")
     first = next(iter(rows))
-    note = f"Medians of {first['batches']} batches after warm-up; the matrix rate is a large product's, in the same run."
+    note = (f"Milliseconds per batch, medians of {first['batches']} batches after warm-up. *of matrix rate*: share of the "
+            "rate of a large matrix product in the same run.")
     return "\n".join([*lines, "", note, ""])
 
 
 def part_table(rows: Iterable[dict[str, Any]]) -> str:
-    """Markdown: the parts of the steps that were taken apart."""
+    """Markdown: the parts of those steps whose parts were measured."""
     rows = [row for row in rows if row["parts"]]
     names = list(dict.fromkeys(name for row in rows for name in row["parts"]))
     if not rows:
@@ -114,7 +120,7 @@ def part_table(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def limits(row: dict[str, Any]) -> dict[str, float]:
-    """Milliseconds that the networks' products alone would take at the measured matrix rate, by part."""
+    """Milliseconds per part that the networks' products alone would take at the measured matrix rate."""
     opened = row["gate"] == "open"
     forwards = {"source": 1 if row["views"] else 0, "teacher": 1, "student": 3}
     if opened:
@@ -124,7 +130,7 @@ def limits(row: dict[str, Any]) -> dict[str, float]:
 
 
 def drawings(rows: list[dict[str, Any]]) -> list[Drawing]:
-    """Time against K and against batch size, for the method and network that were measured at the most points."""
+    """Time against K and against batch size, for the method and network that were measured at most points."""
     out = []
     views = _longest([r for r in rows if r["gate"] == "open" or r["views"] == 0], ("method", "network", "batch"), "views")
     if views:
@@ -133,7 +139,7 @@ def drawings(rows: list[dict[str, Any]]) -> list[Drawing]:
     batches = _longest([r for r in rows if r["gate"] == "open"], ("method", "network", "views"), "batch")
     if batches:
         title = f"{batches[0]['method']}, {batches[0]['network']}, K {batches[0]['views']}: time against the batch size"
-        out.append(_draw("performance-batch", title, batches, "batch", "images a batch"))
+        out.append(_draw("performance-batch", title, batches, "batch", "images per batch"))
     return out
 
 
@@ -147,27 +153,34 @@ def _draw(name: str, title: str, rows: list[dict[str, Any]], along: str, label: 
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.2, 3.2), layout="constrained")
         axes = figure.subplots()
-        for engine, group in _by(rows, lambda row: row["engine"]).items():
+        for (engine, version), group in _by(rows, lambda row: (row["engine"], row.get("version", ""))).items():
             line = sorted(group, key=lambda row: row[along])
             xs, ys = [row[along] for row in line], [row["ms"] for row in line]
-            axes.plot(xs, ys, "o-", color=COLOURS.get(engine), label=NAMES.get(engine, engine), markersize=4)
+            axes.plot(xs, ys, "o:" if version else "o-", color=COLOURS.get(engine), label=_series(line[0]), markersize=4,
+                      markerfacecolor="white" if version else None)  # fmt: skip
             for x, y in zip(xs, ys, strict=True):
                 axes.annotate(f"{y:.0f}", (x, y), (0, 6), textcoords="offset points", ha="center", fontsize=7.5)
         if along == "batch":
             axes.set_xscale("log")
-            axes.set_xticks(xs, [str(x) for x in xs])
+            ticks = sorted({row[along] for row in rows})
+            axes.set_xticks(ticks, [str(x) for x in ticks])
             axes.minorticks_off()
         else:
-            axes.set_xticks(xs)
-        axes.set(xlabel=label, ylabel="ms a batch", title=title, ylim=(0, None))
+            axes.set_xticks(sorted({row[along] for row in rows}))
+        axes.set(xlabel=label, ylabel="ms per batch", title=title, ylim=(0, None))
         axes.margins(y=0.15)
         axes.legend(frameon=False)
-    values = "; ".join(f"{NAMES.get(r['engine'], r['engine'])} {label} {r[along]}: {r['ms']:.1f} ms" for r in rows)
+    values = "; ".join(f"{_series(row)}, {label} {row[along]}: {row['ms']:.1f} ms" for row in rows)
     return Drawing(name, title, f"{title}. {values}.", figure)
 
 
+def _series(row: dict[str, Any]) -> str:
+    name: str = NAMES.get(row["engine"], row["engine"])
+    return f"{name} ({row['version']})" if row.get("version") else name
+
+
 def _step(row: dict[str, Any]) -> tuple[Any, ...]:
-    return (row["method"], row["network"], row["batch"], row["views"], row["gate"])
+    return (row["method"], row["network"], row["batch"], row["views"], row["gate"], row.get("version", ""))
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
@@ -175,8 +188,9 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _name(step: tuple[Any, ...]) -> str:
-    method, network, batch, views, gate = step
-    return f"{method}, {network}, batch {batch}" + (f", K {views} {gate}" if gate != "none" else "")
+    method, network, batch, views, gate, version = step
+    views = f", K {views} {gate}" if gate != "none" else ""
+    return f"{method}, {network}, batch {batch}{views}" + (f" ({version})" if version else "")
 
 
 def _number(row: dict[str, Any] | None, key: str, digits: int = 1) -> str:

@@ -40,7 +40,7 @@ def bench_steps(
     device: Device = "auto",
     out: Json = None,
 ) -> None:
-    """Milliseconds a batch, images/s, TFLOP/s, memory and parts of adaptation steps, on synthetic images."""
+    """Milliseconds per batch, images/s, TFLOP/s, memory and parts of adaptation steps, on synthetic images."""
     where = choose_device(device)
     rows: list[steps.Row] = []
     with console.status("measuring") as status:
@@ -130,7 +130,7 @@ def bench_scale(
         f"messages {parts.exchange:.2f}"
     )
     shown = Table("ranks", box=None, pad_edge=False)
-    for name in ("views a rank", "model, ms", "measured, ms", "faster by", "of ideal"):
+    for name in ("views per rank", "model, ms", "measured, ms", "speed-up", "of ideal"):
         shown.add_column(name, justify="right")
     for r in rows:
         shown.add_row(
@@ -144,12 +144,12 @@ def bench_scale(
 def bench_cost(
     figures: Annotated[
         list[str],
-        typer.Argument(metavar="NETWORK=FORWARD,STUDENT,CLOSED,OPEN...", help="Milliseconds a batch of a network: a forward "
-                       "pass, a step of TENT, a step of PETAL without and with views. wrn-28-10 must be among them."),
+        typer.Argument(metavar="NETWORK=FORWARD,STUDENT,CLOSED,OPEN...", help="Milliseconds per batch of a network: a "
+                       "forward pass, a step of TENT, a step of PETAL without and with views. wrn-28-10 is required."),
     ],
     out: Json = None,
 ) -> None:
-    """GPU-hours of the paper's whole evaluation, from milliseconds a batch as `petal bench steps` measures them."""
+    """GPU-hours of the paper's whole evaluation, from milliseconds per batch as `petal bench steps` measures them."""
     given: dict[str, cost.Figures] = {}
     for text in figures:
         name, _, values = text.partition("=")
@@ -160,7 +160,7 @@ def bench_cost(
     rows = cost.evaluation_cost(given)
     _write(out, "cost", [row.to_json() for row in rows])
     shown = Table("benchmark", box=None, pad_edge=False)
-    for name in ("runs", "batches a run", "network", "GPU-h, no views", "GPU-h, views on all"):
+    for name in ("runs", "batches per run", "network", "GPU-h, no views", "GPU-h, views on all"):
         shown.add_column(name, justify="right")
     for r in rows:
         how = "measured" if r.measured else "by arithmetic"
@@ -178,7 +178,7 @@ def bench_serve(
     option: Annotated[list[str] | None, typer.Option(help="Of petal serve, as --queue=25; may be repeated.")] = None,
     out: Json = None,
 ) -> None:
-    """Requests a second and latency of `petal serve --demo` on loopback, against a plain FastAPI handler.
+    """Requests per second and latency of `petal serve --demo` on loopback, against a plain FastAPI handler.
 
     Single images of 12 kB. The last row sends twice as many requests as the adapting server answers.
     """
@@ -186,7 +186,7 @@ def bench_serve(
     weights, _ = source_on_the_spot(recipe("digits"), folder / "source", torch.device("cpu"), console)
     rows: list[serve_bench.Row] = []
     table = Table("target", "load", title=f"petal serve, {seconds:g} s a row", box=None, pad_edge=False)
-    for name in ("answers/s", "p50 ms", "p99 ms", "refused", "p99 of these", "failed", "wrong"):
+    for name in ("answers/s", "p50 ms", "p99 ms", "refused", "p99 of refused", "failed", "wrong"):
         table.add_column(name, justify="right")
     with console.status("measuring") as status:
         for r in serve_bench.run(folder, weights, seconds, clients, option or (), status.update):
@@ -203,7 +203,7 @@ def step_table(rows: list[steps.Row]) -> Table:
     """The rows as a table for the terminal."""
     title = f"Adaptation steps on {rows[0].device}, medians of {rows[0].batches} batches" if rows else None
     table = Table("step", title=title, box=None, pad_edge=False)
-    for name in ("ms a batch", "images/s", "TFLOP/s", "of matrix rate", "peak MiB", "warm-up s"):
+    for name in ("ms per batch", "images/s", "TFLOP/s", "of matrix rate", "peak MiB", "warm-up s"):
         table.add_column(name, justify="right")
     for r in rows:
         views = f", K {r.views} {r.gate}" if r.gate != "none" else ""

@@ -1,14 +1,16 @@
-"""Tables and figures from run folders: the paper's tables in its form, its numbers beside ours, one HTML page.
+"""Tables and figures from run folders: the paper's tables in its form, its numbers beside ours, an HTML page.
 
     report = petal.report.load("runs/cifar10")
     print(petal.report.markdown(report, paper=True))
     petal.report.write_html(report, "report.html")
 
-Works from the files alone: `files` reads and checks them, `scores` sorts jobs into rows and averages, `tables` makes the
-tables as values, `formats`, `figures` and `html` show them. `paper` has the published numbers.
+It needs the run folders and nothing else. `files` reads and checks them, `scores` sorts jobs into rows and averages,
+`tables` makes the tables as values. `formats`, `figures` (with `curves`, `panels` and `drawing`) and `html` (with the
+templates in `page/`) show them. `paper` has the published numbers.
 """
 
-from petal.report.figures import FIGURES, FILE_TYPES, Drawing, draw, write_figures
+from petal.report.drawing import FILE_TYPES, Drawing
+from petal.report.figures import FIGURES, draw, write_figures
 from petal.report.files import Job, Records, RunFolder, read_run
 from petal.report.formats import latex, markdown, terminal, to_csv, to_json
 from petal.report.html import html, write_html

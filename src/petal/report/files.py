@@ -1,4 +1,4 @@
-"""What `petal run` left on disk, read and checked: manifests, records, samples. Nothing here is averaged."""
+"""The files of `petal run`, read and checked: manifests, records, samples. Nothing is averaged here."""
 
 import json
 import math
@@ -28,7 +28,7 @@ _OPTIONAL = {"restored": 0.0, "skipped": 0.0, "seconds": math.nan, "distance": m
 
 @dataclass(frozen=True)
 class Records:
-    """The records of one job as columns, one entry a batch, in stream order."""
+    """The records of one job as columns, one entry per batch, in stream order."""
 
     position: NDArray[np.int64]
     domain: NDArray[np.str_]
@@ -45,31 +45,31 @@ class Records:
     skipped: Floats
     seconds: Floats
     distance: Floats
-    visit: Floats                             # which time the domains come round, from 0
-    alarms: Floats                            # of the guard, so far
+    visit: Floats                             # number of the visit of all domains, from 0
+    alarms: Floats                            # of the guard, up to this batch
 
     def __len__(self) -> int:
         return len(self.position)
 
     @cached_property
     def domains(self) -> tuple[str, ...]:
-        """The domains in the order in which they first come."""
+        """The domains in order of their first appearance."""
         return tuple(dict.fromkeys(self.domain.tolist()))
 
     @cached_property
     def pairs(self) -> frozenset[tuple[str, int]]:
-        """Every (domain, severity) that comes in the stream."""
+        """Every (domain, severity) of the stream."""
         return frozenset(zip(self.domain.tolist(), self.severity.tolist(), strict=True))
 
     @cached_property
     def visits(self) -> list[tuple[str, int, int]]:
-        """Every stretch of batches of one domain: its name, first batch and the one after its last."""
+        """Every segment of one domain: its name, its first batch and the batch after its last."""
         starts = [0, *(np.flatnonzero(self.domain[1:] != self.domain[:-1]) + 1).tolist(), len(self)]
         return [(str(self.domain[a]), a, b) for a, b in pairwise(starts) if b > a]
 
     @cached_property
     def skipped_updates(self) -> int:
-        """How many updates were skipped. The column counts from the last reset of the method."""
+        """Number of skipped updates. The column counts from the last reset of the method."""
         before = np.concatenate([[0.0], self.skipped[:-1]])
         return int(np.where(self.skipped >= before, self.skipped - before, self.skipped).sum())
 
@@ -94,7 +94,7 @@ class Records:
 
 @dataclass(frozen=True)
 class Samples:
-    """A few images of the stream with what was predicted for them."""
+    """A few images of the stream with their predictions."""
 
     images: NDArray[np.uint8]   # [M, H, W, 3]
     entries: list[dict[str, Any]]
@@ -102,7 +102,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class Job:
-    """One method over one stream: its settings from the manifest, its records, and whether it came to its end."""
+    """One method over one stream: its settings from the manifest, its records, and whether it finished."""
 
     folder: Path
     id: str
@@ -118,7 +118,7 @@ class Job:
 
     @property
     def batches(self) -> int:
-        """How many batches are on disk."""
+        """Number of batches on disk."""
         return 0 if self.records is None else len(self.records)
 
     def samples(self) -> Samples | None:
@@ -136,12 +136,12 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The folder's own name."""
+        """The name of the folder."""
         return self.path.resolve().name
 
 
 def run_folders(path: str | Path) -> list[Path]:
-    """The run folders of a sweep, as far as they have begun; of any other folder it itself."""
+    """The run folders of a sweep that have been started; for any other folder, the folder itself."""
     path = Path(path)
     file = path / "sweep.json"
     if not file.is_file() or (path / "manifest.json").is_file():
@@ -157,7 +157,7 @@ def run_folders(path: str | Path) -> list[Path]:
 
 
 def read_run(path: str | Path) -> RunFolder:
-    """Read a run folder. Whatever is missing, torn or foreign is a DataError that names the file."""
+    """Read a run folder. A file that is missing, truncated or not part of a run is a DataError that names it."""
     path = Path(path)
     file = path / "manifest.json"
     if not path.is_dir():
@@ -250,7 +250,7 @@ def _lines(file: Path, finished: bool) -> Iterator[tuple[int, dict[str, Any]]]:
     if lines[-1] == "":
         lines.pop()
     elif not finished:
-        lines.pop()   # the last line of a job that was killed while it wrote; `petal run` does that batch again
+        lines.pop()   # of a job that was killed while it wrote; `petal run` repeats that batch
     for number, line in enumerate(lines, 1):
         try:
             value = json.loads(line)
@@ -332,7 +332,7 @@ def _calibration(where: str, value: Any) -> Floats:
 
 def _read_samples(folder: Path) -> Samples | None:
     description, arrays = folder / "samples.json", folder / "samples.npz"
-    if not (description.is_file() and arrays.is_file()):  # pictures may be left behind where a run is copied
+    if not (description.is_file() and arrays.is_file()):  # a copied run may come without its images
         return None
     try:
         entries = json.loads(_read_text(description))

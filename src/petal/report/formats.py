@@ -15,7 +15,7 @@ from rich.text import Text
 
 from petal._version import __version__
 from petal.report.scores import METRICS, Report, Section, Stat
-from petal.report.tables import Line, Table, domain_table, options_table, paper_values, provenance, short, summary, tables
+from petal.report.tables import Line, Table, domain_table, options_table, paper_values, run_tables, short, summary, tables
 
 Links = Mapping[str, Sequence[tuple[str, str, str]]]   # section -> (title, caption, address) of its figures
 
@@ -24,13 +24,13 @@ Links = Mapping[str, Sequence[tuple[str, str, str]]]   # section -> (title, capt
 
 
 class TerminalTable:
-    """A table that fits the terminal: full headings, else cut ones, else several blocks of columns."""
+    """A table that fits the terminal: with full headings, else with cut ones, else in several blocks of columns."""
 
     def __init__(self, table: Table):
         self.table = table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the table in as many blocks as the width asks for."""
+        """Yield the table in as many blocks as the width requires."""
         table = self.table
         yield Text(table.title, style="bold")
         room = options.max_width - 2 - max(len(table.corner), *(len(line.label) for line in table.lines))
@@ -88,7 +88,7 @@ def _terminal_cell(line: Line, n: int) -> Text:
 
 
 def terminal(report: Report, metrics: Iterable[str] = ("error",), paper: bool = False) -> RenderableType:
-    """Everything to print, fitted to the width of the terminal when it is printed."""
+    """Everything to print; it is fitted to the width of the terminal when it is printed."""
     parts: list[RenderableType] = [Text(note) for note in report.notes]
     for section in report.sections:
         for table in tables(section, metrics, paper):
@@ -115,7 +115,7 @@ def markdown_table(table: Table) -> str:
     def row(cells: Iterable[str]) -> str:
         return "| " + " | ".join(cells) + " |"
 
-    left = {"options", "method", "orders and seeds", "over", "value"}
+    left = {"options", "method", "orders and seeds", "averaged over", "value"}
     out = [
         row(escape_markdown(heading) for heading in (table.corner, *table.columns)),
         row(["---", *("---" if heading in left else "---:" for heading in table.columns)]),
@@ -133,7 +133,7 @@ def markdown_table(table: Table) -> str:
 def markdown(
     report: Report, metrics: Iterable[str] = tuple(METRICS), paper: bool = False, figures: Links | None = None
 ) -> str:
-    """A page that stands by itself: results, notes, figures if given, and what was run."""
+    """A complete page: results, notes, figures if given, and what was run."""
     metrics = tuple(metrics)
     out = [f"# {escape_markdown(report.title)}", _made_by(), *map(escape_markdown, report.notes)]
     for section in report.sections:
@@ -146,12 +146,8 @@ def markdown(
         out += [_markdown_part(domain_table(section, metric)) for metric in metrics[1:]]
     out.append("## What was run")
     for section in report.sections:
-        settings = options_table(section)
-        out += [f"### {escape_markdown(settings.title)}", markdown_table(settings)]
-    for name, pairs in provenance(report):
-        out.append(f"### Run folder {escape_markdown(name)}")
-        out.append("\n".join(["| setting | value |", "| --- | --- |",
-                              *(f"| {escape_markdown(k)} | {escape_markdown(v)} |" for k, v in pairs)]))
+        out.append(_markdown_part(options_table(section)))
+    out += map(_markdown_part, run_tables(report))
     return "\n\n".join(out) + "\n"
 
 
@@ -211,7 +207,7 @@ def latex_table(table: Table) -> str:
 
 
 def latex(report: Report, metrics: Iterable[str] = ("error",), paper: bool = False) -> str:
-    """Every table as a float; the notes as comments."""
+    """Every table as a float, the notes as comments."""
     metrics = tuple(metrics)
     out = [rf"% {_comment(report.title)}", f"% Made by petal report (petal {__version__}).",
            r"% Needs \usepackage{booktabs} and \usepackage{graphicx}.",
@@ -231,7 +227,7 @@ def _comment(text: str) -> str:
 
 
 def to_csv(report: Report, metrics: Iterable[str] = tuple(METRICS), paper: bool = False) -> str:
-    """One line for each benchmark, method and metric, numbers in the units of the tables (errors in per cent)."""
+    """One line per benchmark, method and metric, in the units of the tables (errors in per cent)."""
     metrics = tuple(metrics)
     domains = list(dict.fromkeys(domain for section in report.sections for domain in section.domains))
     stream = io.StringIO()
@@ -260,7 +256,7 @@ def to_csv(report: Report, metrics: Iterable[str] = tuple(METRICS), paper: bool 
 
 
 def to_json(report: Report, metrics: Iterable[str] = tuple(METRICS), paper: bool = False) -> str:
-    """All of it as data; scores are fractions."""
+    """The whole report as data; scores are fractions."""
     metrics = tuple(metrics)
     data = {
         "format": "petal-report-1",
@@ -301,7 +297,7 @@ def _stat(found: Stat) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """The same data with null for what JSON has no number for."""
+    """The same data with null for numbers that JSON does not have (NaN, infinities)."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The numbers of the paper's Tables 1 to 6, as printed there, and which of our rows they belong to.
+"""The numbers of the paper's Tables 1 to 6 as printed, and the rows of ours that they belong to.
 
 Errors are in per cent. A number in brackets (after the sign ± in Table 3) is a standard deviation.
 """
@@ -12,7 +12,7 @@ from petal.corruptions import CORRUPTIONS
 
 @dataclass(frozen=True)
 class Value:
-    """A number as printed, and its value in the units of our records (fractions)."""
+    """A number as printed, and its value in the units of the records (fractions)."""
 
     text: str
     mean: float
@@ -21,7 +21,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Published:
-    """One table of the paper. `scores` is by method, then metric; `by_domain` has the errors of each corruption."""
+    """One table of the paper: `scores[method][metric]`, and `by_domain[method]` with the error of each corruption."""
 
     number: int
     recipe: str
@@ -32,7 +32,7 @@ class Published:
     remarks: tuple[str, ...] = ()
 
     def errors(self, method: str) -> dict[str, float]:
-        """A method's published error, as a fraction, by corruption."""
+        """The published error of a method by corruption, as a fraction."""
         texts = self.by_domain.get(method, ())
         return {name: float(text) / 100 for name, text in zip(CORRUPTIONS, texts, strict=False)}
 
@@ -126,7 +126,7 @@ brier | 0.9459 | 0.8345 | 0.8205 | 0.7681 | 0.7663
         6,
         "imagenet-3dcc",
         "ImageNet-3DCC, severity 5",
-        # The NLL row as printed is ImageNet-C's (5.0701 ... 3.3252); the row printed as Brier is kept here as NLL.
+        # The printed NLL row is that of ImageNet-C (5.0701 ... 3.3252); the row printed as Brier is used as NLL.
         _metrics("""
 error | 69.21  | 67.32  | 95.93   | 59.91  | 59.61
 nll   | 3.9664 | 3.7163 | 19.0408 | 3.2636 | 3.2560
@@ -134,7 +134,7 @@ nll   | 3.9664 | 3.7163 | 19.0408 | 3.2636 | 3.2560
         over="means over 10 orders",
         remarks=(
             "In the paper's Table 6 the NLL row repeats that of Table 5 (ImageNet-C), and the row called Brier exceeds 2, "
-            "the largest possible Brier score: it is read as NLL here, and no Brier score is compared.",
+            "the largest possible Brier score. It is read as NLL here, and no Brier score is compared.",
         ),
     ),
 )
@@ -158,7 +158,7 @@ _ALIASES = {
 
 
 def paper_name(row: str, label: str = "") -> str | None:
-    """The paper's name for one of our rows, from its id or label; None for a row that the paper does not have.
+    """The paper's name for a row, from its id or label; None if the paper does not have it.
 
     >>> paper_name("petal-fim"), paper_name("petal-no-restore", "PETAL (no restore)"), paper_name("x", "BN Adapt")
     ('PETAL (FIM)', None, 'BN Adapt')
@@ -180,7 +180,7 @@ def published(recipe: str) -> tuple[Published, ...]:
 
 
 def lookup(table: Published, name: str | None) -> str | None:
-    """The name under which a table has a method: Tables 3 to 6 call TENT-continual TENT."""
+    """The name of a method in a table: Tables 3 to 6 call TENT-continual TENT."""
     if name in table.scores:
         return name
     return "TENT" if name == "TENT-continual" and "TENT" in table.scores else None

@@ -1,4 +1,4 @@
-"""Jobs put into the rows of tables: what may be averaged with what, and the averages."""
+"""Jobs sorted into the rows of tables: what may be averaged with what, and the averages."""
 
 import json
 import math
@@ -47,7 +47,7 @@ _ORDER = ("source", "bn", "pseudo-label", "tent", "cotta", "petal")
 
 @dataclass(frozen=True)
 class Stat:
-    """The mean over `n` runs and their sample standard deviation, which one run does not have."""
+    """The mean over `n` runs and their sample standard deviation (None for a single run)."""
 
     mean: float
     std: float | None
@@ -68,7 +68,7 @@ def stat(values: Iterable[float]) -> Stat:
 
 @dataclass
 class Row:
-    """One row of the tables: the finished jobs of one method with one setting, and those that are not finished."""
+    """One row of the tables: the finished and unfinished jobs of one method with one setting."""
 
     id: str
     method: str
@@ -102,7 +102,7 @@ class Row:
         return stat(getattr(s, metric) for s in self._scores.get(domain, ()) if s.n)
 
     def by_visit(self, metric: str) -> list[Stat]:
-        """A score over the runs for each time the domains came round."""
+        """A score over the runs for each visit of all domains."""
         count = max((int(records.visit.max()) + 1 for records in self.records), default=0)
         return [
             stat(getattr(s, metric) for s in (records.scores(visit=visit) for records in self.records) if s.n)
@@ -126,7 +126,7 @@ class Row:
 
     @property
     def over(self) -> str:
-        """What the runs differ in, for example "5 seeds"."""
+        """What the runs are averaged over, for example "5 seeds"."""
         seeds, orders = len(self.seeds), len(self.orders)
         if not self.jobs:
             return "unfinished" if self.unfinished else "none"
@@ -138,29 +138,29 @@ class Row:
 
     @property
     def images(self) -> int:
-        """Images in a run."""
+        """Images per run."""
         return max((int(records.n.sum()) for records in self.records), default=0)
 
     @property
     def views_share(self) -> float:
-        """Share of batches whose answer used augmented views."""
+        """Share of batches whose prediction used augmented views."""
         return _mean(records.views_used for records in self.records)
 
     @property
     def restored_share(self) -> float:
-        """Mean share of the weights put back a batch."""
+        """Mean share of the weights restored per batch."""
         return _mean(records.restored for records in self.records)
 
     @property
     def seconds(self) -> float:
-        """Median seconds a batch."""
+        """Median seconds per batch."""
         times = np.concatenate([records.seconds for records in self.records] or [np.zeros(0)])
         times = times[np.isfinite(times)]
         return float(np.median(times)) if len(times) else math.nan
 
     @property
     def skipped(self) -> int:
-        """Updates that were not made, over all runs."""
+        """Updates skipped, over all runs."""
         return sum(records.skipped_updates for records in self.records)
 
     @property
@@ -176,7 +176,7 @@ def _mean(columns: Iterable[Floats]) -> float:
 
 @dataclass
 class Section:
-    """The rows that may stand in one table: the same benchmark, data, source network, severity and batch size."""
+    """The rows of one table: they share benchmark, data, source network, severity and batch size."""
 
     recipe: str
     manifest: Mapping[str, Any]
@@ -193,7 +193,7 @@ class Section:
 
     @cached_property
     def order(self) -> str:
-        """The order that the figures along the stream show: the first that most rows have."""
+        """The order shown by the figures along the stream: the first of those that most rows have."""
         jobs = [job for row in self.rows for job in row.jobs] or [job for row in self.rows for job in row.unfinished]
         orders = [job.order for job in jobs]
         having = {order: sum(order in row.orders for row in self.rows) for order in dict.fromkeys(orders)}
@@ -206,12 +206,12 @@ class Section:
 
     @cached_property
     def gradual(self) -> bool:
-        """Whether severities change along the stream."""
+        """True if severities change along the stream."""
         return any(len(set(records.severity.tolist())) > 1 for row in self.rows for records in row.records)
 
     @cached_property
     def visits(self) -> int:
-        """How often the domains come round: 1 unless the stream is a recurring one."""
+        """How often each domain is visited: 1 unless the stream recurs."""
         jobs = [job for row in self.rows for job in (*row.jobs, *row.unfinished) if job.records is not None]
         return max((int(job.records.visit.max()) + 1 for job in jobs if job.records is not None), default=1)
 
@@ -227,7 +227,7 @@ class Section:
         return min(rows, key=lambda row: row.stat("error").mean, default=None)
 
     def notes(self) -> list[str]:
-        """What a reader must know before trusting the tables."""
+        """What a reader must know before using the numbers."""
         rows, notes = [row for row in self.rows if row.jobs], []
         for row in self.rows:
             for job in row.unfinished:
@@ -238,13 +238,13 @@ class Section:
                 notes.append(f"Unfinished, and in no average: {row.label}, {_which(job)} ({so_far}).")
         single = [row.label for row in rows if len(row.jobs) == 1]
         if single and len(single) == len(rows):
-            notes.append("One run a method: there is no standard deviation, and small differences mean nothing.")
+            notes.append("One run per method: there is no standard deviation, and small differences mean nothing.")
         elif single:
             notes.append(f"One run only, so no standard deviation: {', '.join(single)}.")
         several = [row for row in rows if len(row.jobs) > 1]
         if several:
             counts = {row.over for row in several}
-            over = f"over {counts.pop()}" if len(counts) == 1 else "over as many as the table of all scores says"
+            over = f"over {counts.pop()}" if len(counts) == 1 else "over the runs that the table of all scores names"
             notes.append(f"In brackets: the sample standard deviation of the runs' means, {over}.")
         notes += [f"{row.label} skipped {row.skipped} {'update' if row.skipped == 1 else 'updates'}: the loss or a gradient "
                   "was not finite." for row in rows if row.skipped]
@@ -269,7 +269,7 @@ class Section:
                      for row in rows for r in row.records}
             notes.append("Severity changes along the stream: every number is an average over all the pairs of domain and "
                          f"severity ({', '.join(map(str, sorted(pairs)))} in a run).")
-        notes.append("The mean ECE is that of all the images of a run together, not the mean of the columns.")
+        notes.append("The mean ECE is computed over all images of a run together; it is not the mean of the columns.")
         for name in ("device", "engine", "versions"):
             if len({json.dumps(folder.manifest.get(name), sort_keys=True) for folder in self.folders}) > 1:
                 notes.append(f"The run folders differ in their {name}; times may not be comparable.")
@@ -283,7 +283,7 @@ def _which(job: Job) -> str:
 
 @dataclass
 class Report:
-    """Everything that tables and figures are made from."""
+    """The data of all tables and figures."""
 
     folders: tuple[RunFolder, ...]
     sections: tuple[Section, ...]
@@ -296,7 +296,7 @@ def load(*runs: str | Path, title: str | None = None, notes: Iterable[str] = ())
 
     Jobs share a row if method, options, fidelity and posterior are the same; they share a table if benchmark, data,
     source network, severity, batch size and domains are. The same (order, seed) in two folders gives two rows, never an
-    average of a run with itself. Jobs that are not finished are kept apart. `notes` are words of your own, shown on top.
+    average of a run with itself. Jobs that are not finished are kept apart. `notes` are texts to show at the top.
     """
     if not runs:
         raise DataError("nothing to report: give at least one run folder")
@@ -343,7 +343,7 @@ def _setting(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fingerprint(value: Any) -> Any:
-    """The hashes in a description if it has some (paths may differ from machine to machine), else all of it."""
+    """The hashes in a description, or all of it if it has none (paths may differ between machines)."""
     marks = ("sha", "hash", "digest", "fingerprint")
     hashes = {k: v for k, v in flatten(value).items() if v and any(mark in k.lower() for mark in marks)}
     return hashes or value
@@ -388,7 +388,7 @@ def _add(section: Section, folder: RunFolder, job: Job) -> None:
 
 
 def _finish(section: Section) -> None:
-    """Rows in the paper's order, labels that tell them apart, and a title."""
+    """Order the rows as in the paper, make their labels distinct, and set the title."""
     places = {job.folder: n for n, job in enumerate(job for folder in section.folders for job in folder.jobs)}
 
     def place(row: Row) -> tuple[int, int]:
@@ -397,7 +397,7 @@ def _finish(section: Section) -> None:
 
     section.rows.sort(key=place)
     fidelities = [row.fidelity for row in section.rows]
-    usual = max(dict.fromkeys(fidelities), key=fidelities.count)   # that of most rows goes without saying
+    usual = max(dict.fromkeys(fidelities), key=fidelities.count)   # the fidelity of most rows is not named
     for label in dict.fromkeys(row.label for row in section.rows):
         _tell_apart([row for row in section.rows if row.label == label], usual)
     severity = section.manifest.get("severity")
@@ -428,7 +428,7 @@ def _tell_apart(rows: list[Row], usual: str) -> None:
 
 
 def _differs(section: Section, sections: list[Section]) -> str:
-    """The first settings in which sections of the same title differ, in words."""
+    """The first settings in which sections of the same title differ, as text."""
     alike = [flatten(_setting(s.manifest)) for s in sections if s.title.startswith(section.title)]
     mine = flatten(_setting(section.manifest))
     names = [k for k in mine if len({json.dumps(a.get(k), default=str) for a in alike}) > 1]

@@ -23,7 +23,7 @@ NOTHING = "–"
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in a table: a text, what comes after it in plain type, and whether it is the best of its column."""
+    """One cell of a table: its text, what follows in plain type, and whether it is the best of its column."""
 
     text: str
     after: str = ""
@@ -46,7 +46,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Table:
-    """A table: `columns` are the headings after the first, `wide` says that they are many and short."""
+    """A table. `columns` are the headings after the first (`corner`); `wide` if they are many and short."""
 
     name: str
     title: str
@@ -58,7 +58,7 @@ class Table:
 
 
 def short(domain: str) -> str:
-    """A domain's name as the paper's tables have it.
+    """The name of a domain in the paper's tables.
 
     >>> short("gaussian_noise"), short("far_focus")
     ('Gaussian', 'far focus')
@@ -74,7 +74,7 @@ def _cell(metric: Metric, found: Stat, std: bool = True) -> Cell:
 
 
 def _mark(columns: Sequence[Sequence[Cell]]) -> list[list[Cell]]:
-    """Mark the lowest value of each column, and those printed the same; where all are the same there is no best."""
+    """Mark the lowest value of each column and those printed the same. A column of equal values has no best."""
     marked = []
     for column in columns:
         values = [_finite(cell.text) for cell in column]
@@ -103,7 +103,7 @@ def _lines(rows: Sequence[Row], columns: Sequence[Sequence[Cell]]) -> tuple[Line
 def domain_table(section: Section, metric: str = "error") -> Table:
     """Methods by domains, and the mean with its standard deviation, as in the paper's Tables 1 and 2."""
     how = METRICS[metric]
-    brief = replace(how, digits=min(how.digits, 3))   # fifteen columns must fit a page; the mean has all digits
+    brief = replace(how, digits=min(how.digits, 3))   # fifteen columns must fit on a page; the mean has all digits
     columns = [[_cell(brief, row.stat(metric, domain), std=False) for row in section.rows] for domain in section.domains]
     columns.append([_cell(how, row.stat(metric)) for row in section.rows])
     return Table(
@@ -145,13 +145,13 @@ def metric_table(section: Section) -> Table:
         name=f"{section.slug}-metrics",
         title=f"All scores, {section.title}",
         corner="Method",
-        columns=(*(how.title for how in METRICS.values()), "over"),
+        columns=(*(how.title for how in METRICS.values()), "averaged over"),
         lines=_lines(section.rows, columns),
     )
 
 
 def cost_table(section: Section) -> Table:
-    """What each method did and took: images, share of batches with views, share restored, time."""
+    """The cost of each method: images, share of batches with views, share of weights restored, time."""
 
     def cells(row: Row) -> list[Cell]:
         if not row.jobs:
@@ -168,16 +168,16 @@ def cost_table(section: Section) -> Table:
     by_row = [cells(row) for row in section.rows]
     return Table(
         name=f"{section.slug}-cost",
-        title=f"What it took, {section.title}",
+        title=f"Cost, {section.title}",
         corner="Method",
-        columns=("images a run", "batches a run", "batches with views", "restored a batch", "ms a batch (median)",
+        columns=("images per run", "batches per run", "batches with views", "restored per batch", "ms per batch (median)",
                  "updates skipped"),
         lines=_lines(section.rows, list(zip(*by_row, strict=True))),
     )  # fmt: skip
 
 
 def paper_tables(section: Section) -> list[Table]:
-    """The paper's numbers for this benchmark: its own table by corruption, and ours beside it with the difference."""
+    """The paper's numbers for this benchmark: ours compared with them, and its own table by corruption."""
     tables = []
     for table in published(section.recipe):
         if table.by_domain:
@@ -187,7 +187,7 @@ def paper_tables(section: Section) -> list[Table]:
 
 
 def paper_values(section: Section, row: Row) -> dict[str, tuple[Value, int]]:
-    """The paper's scores for a row, by metric, each with the number of its table."""
+    """The paper's scores for a row by metric, each with the number of its table."""
     found = {}
     for table in published(section.recipe):
         name = lookup(table, row.paper)
@@ -214,7 +214,7 @@ def _comparison(section: Section) -> Table | None:
     numbers = sorted({number for row in rows for _, number in paper_values(section, row).values()})
     where = "Table " + str(numbers[0]) if len(numbers) == 1 else "Tables " + " and ".join(map(str, numbers))
     notes = [
-        "Difference: ours less the paper's. Source network, data and images may differ from the paper's: see what was run.",
+        "Difference: ours minus the paper's. Source network, data and images may differ from the paper's: see What was run.",
         *dict.fromkeys(f"Paper's Table {t.number}: {t.over}." for t in tables if t.over),
         *(remark for t in tables for remark in t.remarks),
     ]
@@ -223,7 +223,7 @@ def _comparison(section: Section) -> Table | None:
         notes.insert(0, f"The paper's numbers are for severity 5; these runs are at severity {severity}.")
     return Table(
         name=f"{section.slug}-paper",
-        title=f"Beside the paper's {where}, {section.title}",
+        title=f"Comparison with the paper's {where}, {section.title}",
         corner="Method",
         columns=tuple(f"{how.title} {what}" for how in metrics for what in ("ours", "paper", "difference")),
         lines=_lines(rows, columns),
@@ -256,7 +256,7 @@ def _published_table(section: Section, table: Published) -> Table:
 
 
 def tables(section: Section, metrics: Iterable[str] = ("error",), paper: bool = False) -> list[Table]:
-    """The tables of a section: by visit and domain for each metric, all scores, what it took, the paper's if asked for."""
+    """The tables of a section: by visit and domain for each metric, all scores, the paper's if asked for, and the cost."""
     metrics = tuple(metrics)
     found = [visit_table(section, metric) for metric in metrics if section.visits > 1]
     found += [domain_table(section, metric) for metric in metrics]
@@ -280,9 +280,13 @@ def summary(section: Section) -> str:
     return f"{text} ({'; '.join(parts)})." if parts else f"{text}."
 
 
-def provenance(report: Report) -> list[tuple[str, list[tuple[str, str]]]]:
-    """What was run: for each folder its name and (setting, value) pairs from the manifest."""
-    return [(folder.name, _settings(folder.manifest)) for folder in report.folders]
+def run_tables(report: Report) -> list[Table]:
+    """What was run: for each folder the settings in its manifest."""
+    return [
+        Table(f"run-{folder.name}", f"Run folder {folder.name}", "setting", ("value",),
+              tuple(Line(name, (Cell(value),)) for name, value in _settings(folder.manifest)))
+        for folder in report.folders
+    ]  # fmt: skip
 
 
 def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:

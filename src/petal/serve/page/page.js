@@ -1,5 +1,5 @@
 "use strict";
-// The live page: asks the admin port once a second and draws what it says. No library, no build.
+// The live page: asks the admin port once per second and draws the answer. No library, no build step.
 
 const $ = id => document.getElementById(id);
 const memory = { rows: [], fields: [], seen: 0, seconds: 300, timer: 0, failures: 0, labels: [], token: sessionStorage.getItem("token") || "" };
@@ -26,7 +26,7 @@ const CHARTS = [
 
 function percent(n) { return (100 * n).toFixed(n === 0 || n >= 0.9995 ? 0 : 1) + "\u202f%"; }
 function small(n) { return n === 0 ? "0" : n < 0.01 ? n.toExponential(1).replace(".0e", "e").replace("e-", "e−") : n.toFixed(3); }
-const counted = name => name === "samples" || name === "refused";      // in a second that may not be over yet
+const counted = name => name === "samples" || name === "refused";      // the last second may not be over yet
 function age(n) { return n < 60 ? `${n.toFixed(0)} s` : n < 3600 ? `${(n / 60).toFixed(0)} min` : `${(n / 3600).toFixed(1)} h`; }
 function clock(t, seconds) { return new Date(t * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", ...(seconds && { second: "2-digit" }), hour12: false }); }
 function column(name) { return memory.fields.indexOf(name); }
@@ -45,7 +45,7 @@ function make(tag, attributes = {}, ...children) {
 async function ask(path, options = {}) {
   const response = await fetch(path, { ...options, headers: { authorization: `Bearer ${memory.token}` }, cache: "no-store" });
   const content = await response.json().catch(() => ({}));
-  if (response.status === 401) { login("That is not the token."); throw new Error("unauthorized"); }
+  if (response.status === 401) { login("This token is not valid."); throw new Error("unauthorized"); }
   if (!response.ok) throw new Error(content.error || `status ${response.status}`);
   return content;
 }
@@ -131,7 +131,7 @@ function draw(chart) {
   const rows = memory.rows, end = rows.length ? rows[rows.length - 1][0] : Date.now() / 1000;
   const seconds = Math.min(memory.seconds, Math.max(60, rows.length)), begin = end - seconds;
   const shown = rows.filter(row => row[0] >= begin);
-  const width = Math.max(chart.svg.clientWidth || W, 200), height = chart.svg.clientHeight || H;   // draw in real pixels: letters keep their form
+  const width = Math.max(chart.svg.clientWidth || W, 200), height = chart.svg.clientHeight || H;   // in real pixels, so that letters are not distorted
   chart.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   const values = chart.series.flatMap(([name]) => shown.map(row => row[column(name)])).filter(n => n !== null);
   const high = chart.high ?? nice(Math.max(0, ...values)), low = chart.low;
@@ -187,7 +187,7 @@ function versions(list, current) {
   const focused = document.activeElement?.dataset?.version;
   $("versions").replaceChildren(...list.slice().reverse().map(v => {
     const button = make("button", { "data-action": "rollback", "data-version": v.number,
-      "data-confirm": `Roll back to version ${v.number}? The present version is kept, so that you can come back.`, "aria-label": `Roll back to version ${v.number}` }, "Roll back");
+      "data-confirm": `Roll back to version ${v.number}? The current version is kept, so that you can return to it.`, "aria-label": `Roll back to version ${v.number}` }, "Roll back");
     button.disabled = v.number === current;
     const cell = (text, kind) => make("td", kind ? { class: kind } : {}, text);
     return make("tr", v.number === current ? { class: "current" } : {}, cell(String(v.number) + (v.number === current ? " · in service" : "")),

@@ -1,6 +1,6 @@
 """Compare the corruptions with the benchmark's own generator, as a Markdown table.
 
-    python docs/compare_corruptions.py FOLDER
+    python tools/compare_corruptions.py FOLDER
 
 FOLDER has corruption_reference.json, the statistics of the benchmark's generator (CIFAR profile, severities 1, 3, 5) on
 the first 300 images of data/cifar10_test.npz, and those images. A cell is ours / the benchmark's.

@@ -1,11 +1,11 @@
-"""Write docs/api.md from the docstrings of the public interface."""
+"""Write docs/reference/api.md from the docstrings of the public interface."""
 
 import inspect
 from pathlib import Path
 
 import petal
 
-PAGE = Path(__file__).parent / "api.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "api.md"
 
 
 def signature(thing: object) -> str:

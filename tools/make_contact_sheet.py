@@ -1,6 +1,8 @@
 """Draw every corruption at every severity into one picture.
 
-    python docs/make_contact_sheet.py [SOURCE] [--index 3 8 21] [--profile cifar] [--out docs/images/corruptions.png]
+    python tools/make_contact_sheet.py [SOURCE] [--index 3 8 21] [--profile cifar] [--out corruptions.png]
+
+The picture goes to docs/guides/images/corruptions.png unless --out says otherwise.
 
 SOURCE is an image file, an .npz file with an array of 8-bit images [N, H, W, 3] (the first such array is taken), or a
 Python file with a function load("test", count) that returns such an array first. Without it a made-up picture is used.
@@ -16,6 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from petal.corruptions import CORRUPTIONS, VALIDATION_CORRUPTIONS, corrupt, image_keys
 
+PICTURE = Path(__file__).parents[1] / "docs" / "guides" / "images" / "corruptions.png"
 GAP, LABEL, HEAD = 6, 170, 26
 
 
@@ -83,7 +86,7 @@ def main() -> None:
     parser.add_argument("source", nargs="?", type=Path)
     parser.add_argument("--index", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--profile", choices=("cifar", "imagenet"), default="cifar")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images" / "corruptions.png")
+    parser.add_argument("--out", type=Path, default=PICTURE)
     arguments = parser.parse_args()
     images = synthetic() if arguments.source is None else read(arguments.source, arguments.index)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Pictures of the live page of `petal serve --demo`, while corrupted digits come in: docs/images/serve-*.png.
+"""Pictures of the live page of `petal serve --demo`, while corrupted digits come in: docs/guides/images/serve-*.png.
 
-    python docs/make_serve_screenshots.py [FOLDER]
+    python tools/make_serve_screenshots.py [FOLDER]
 
 FOLDER keeps the demo's network between runs. Needs a browser (Debian's chromium) and takes about two minutes.
 """
@@ -21,7 +21,7 @@ from playwright.sync_api import sync_playwright
 import petal
 from petal.bench.load import binary_requests
 
-IMAGES = Path(__file__).parent / "images"
+IMAGES = Path(__file__).parents[1] / "docs" / "guides" / "images"
 VIEWS = (("page", 1280, 900, "light"), ("dark", 1280, 900, "dark"), ("phone", 390, 844, "light"))
 
 

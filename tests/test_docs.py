@@ -1,0 +1,66 @@
+"""The pages: their links lead somewhere, and what they say about the code is what the code says."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks and spans of code, where brackets are no links."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return re.sub(r"`[^`\n]*`", "", text)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    found: list[str] = []
+    for heading in re.findall(r"^#+ (.*)$", text, flags=re.M):
+        name = re.sub(r"[^\w\- ]", "", heading.replace("\\", "").lower()).replace(" ", "-")
+        found.append(f"{name}-{found.count(name)}" if name in found else name)
+    return set(found)
+
+
+def links(page: Path) -> list[str]:
+    text = prose(page)
+    found = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r'(?:src|href)="([^"]+)"', text)
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    broken = []
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert not broken
+
+
+def test_links_are_found() -> None:
+    assert len(links(ROOT / "README.md")) > 8
+    assert "images/serve-phone.png" in links(ROOT / "docs" / "guides" / "serving.md")
+    assert "three-million-images" in anchors(ROOT / "docs" / "guides" / "lifelong.md")
+
+
+def test_every_page_can_be_reached_from_the_readme() -> None:
+    reached = [ROOT / "README.md"]
+    for page in reached:
+        targets = [(page.parent / link.partition("#")[0]).resolve() for link in links(page)]
+        reached += [t for t in dict.fromkeys(targets) if t.suffix == ".md" and t not in reached]
+    assert set(PAGES) <= set(reached)
+
+
+def test_the_architecture_page_has_the_layers_of_the_import_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
+    layers = [re.split(r"\s*[:|]\s*", layer) for layer in next(c for c in contracts if c["type"] == "layers")["layers"]]
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    block, = re.findall(r"^```layers\n(.*?)^```$", page, flags=re.M | re.S)
+    drawn = [re.split(r"\s{3,}", line)[0].split() for line in block.splitlines()]
+    assert [sorted(names) for names in drawn] == [sorted(names) for names in layers]
