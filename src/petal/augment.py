@@ -65,12 +65,12 @@ class Views:
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """One view of images [N, C, H, W] in [0, 1], C being 1 or 3."""
-        precise = precise(x)
-        return self.apply(precise, *self.draw(precise, generator)).to(x.dtype)
+        full = in_full(x)
+        return self.apply(full, *self.draw(full, generator)).to(x.dtype)
 
     def skip(self, x: Tensor, generator: torch.Generator | None = None) -> None:
         """Draw the random numbers of one view and make nothing of them."""
-        self.draw(precise(x), generator)
+        self.draw(in_full(x), generator)
 
     def draw(self, x: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """All the random numbers of one view: uniforms [1 or N, DRAWS] and standard normal noise like `x`."""
@@ -125,7 +125,8 @@ class Views:
         return taps * (taps > 1e-12)  # denormal numbers would make a CPU many times slower
 
 
-def precise(x: Tensor) -> Tensor:
+def in_full(x: Tensor) -> Tensor:
+    """Images in float32 where they are in half precision."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # half has too few bits for positions
 
 

@@ -33,7 +33,7 @@ from torch import Tensor
 from petal import functional as F
 from petal.errors import PetalWarning
 from petal.methods import Adapter, Wrapper
-from petal.methods.base import check_choice, check_number
+from petal.methods.inputs import check_choice, check_number
 
 SIGNALS = ("concentration", "entropy", "confidence", "disagreement", "distance", "update", "drift")
 POLICIES = ("warn", "rollback", "soften", "reset", "freeze")

@@ -50,7 +50,8 @@ for count, q in itertools.product((1, 5, 1000, 8001), (0.0, 0.03, 1.0)):
 # the two sweeps
 count = 3001
 adam = Rule("adam", 1e-3, 0.9, 0.999, 1e-8)
-rules = (adam, replace(adam, lr=1.0, rates=(0.5, 2.0)), Rule("sgd", 1.0, 0.9, rates=(0.5, 2.0)), Rule("sgd", 1e-2, 0.9, nesterov=True), Rule("sgd", 1e-2, 0.9), Rule("sgd", 0.01))
+rules = (adam, replace(adam, lr=1.0, rates=(0.5, 2.0)), Rule("sgd", 1.0, 0.9, rates=(0.5, 2.0)),
+         Rule("sgd", 1e-2, 0.9, nesterov=True), Rule("sgd", 1e-2, 0.9), Rule("sgd", 0.01))
 for rule, mode, broken in itertools.product(rules, ("fisher", "uniform", "none"), (False, True)):
     if broken and mode != "fisher":
         continue

@@ -25,7 +25,7 @@ from torch.multiprocessing.spawn import spawn
 
 from petal import parallel
 from petal.augment import Views
-from petal.bench.steps import views_of, NETWORK_INPUT, _timed, make
+from petal.bench.steps import NETWORK_INPUT, _timed, make, views_of
 from petal.engine import accelerate
 from petal.errors import ConfigError
 from petal.methods.mean_teacher import MeanTeacher

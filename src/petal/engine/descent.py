@@ -51,7 +51,7 @@ class FlatDescent(Descent):
         self.engine, self.flat = engine, flat
         self.grad = torch.zeros_like(flat)
         self.grad_views = list(engine.layout.views(self.grad).values())
-        self.whole = FlatWeights(engine, flat, self.grad)
+        self.whole: Weights = FlatWeights(engine, flat, self.grad)      # beside `weights`, the parameters one by one
         self.ok = torch.ones(1, dtype=torch.int32, device=flat.device)
         self.count = torch.zeros(1, dtype=torch.int32, device=flat.device)      # weights put back
         self.skips_on_device = torch.zeros((), dtype=torch.int64, device=flat.device)
@@ -83,19 +83,23 @@ class FlatDescent(Descent):
 
     def gradient(self, loss: Tensor, penalties: Sequence[Penalty] = (), when: Tensor | bool = True) -> Tensor:
         """Gradients of the adapted parameters; true, on the device, if they may be used."""
-        for parameter, view in zip(self.parameters.values(), self.grad_views, strict=True):
-            parameter.grad = view
+        self.link_gradients()
         self.grad.zero_()
         self.unscale, self.waiting = None, True
         self.engine.note_range()
         loss.backward(inputs=[*self.parameters.values(), self.engine.anchor])  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            wanted = torch.as_tensor(when, device=loss.device)
+            wanted = self.engine.always if when is True else torch.as_tensor(when, device=loss.device)
             self.ok.copy_((loss.detach().isfinite() & self.engine.in_range & wanted).reshape(1))
             self._sweep(penalties)
             made = self.ok[0].bool()
             self.skips_on_device.add_(wanted & ~made)
             return made
+
+    def link_gradients(self) -> None:
+        """Let the parameters' gradients be views of the flat one."""
+        for parameter, view in zip(self.parameters.values(), self.grad_views, strict=True):
+            parameter.grad = view
 
     def scaled(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Gradients of a network's results, scaled to about one; what was added up before is brought to the same scale.
@@ -136,7 +140,7 @@ class FlatDescent(Descent):
         if rule is None or (self.flat.device.type == "cpu" and len(rest) == len(after)):
             self.restored = 0.0
             if bool(made):
-                self.update(after, self.whole, self.weights)
+                self.update(after)
             return
         self._link(rule)
         with torch.no_grad():
@@ -218,4 +222,5 @@ class FlatDescent(Descent):
 
 def same_memory(values: Mapping[str, Tensor], views: Mapping[str, Tensor]) -> bool:
     """True if the tensors of a mapping are the views of a flat tensor themselves."""
-    return all(values[name].data_ptr() == view.data_ptr() and values[name].dtype == view.dtype for name, view in views.items())
+    pairs = [(values[name], view) for name, view in views.items()]
+    return all(value.data_ptr() == view.data_ptr() and value.dtype == view.dtype for value, view in pairs)

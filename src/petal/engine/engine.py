@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from petal.augment import Views
 from petal.engine.descent import FlatDescent, same_memory
 from petal.engine.flat import Layout
 from petal.engine.network import FastNetwork
@@ -19,7 +20,6 @@ from petal.engine.networks import Member, prefers_channels_last
 from petal.engine.policy import Policy
 from petal.engine.programs import Room
 from petal.engine.views import Maker
-from petal.augment import Views
 from petal.methods import Adapter
 from petal.methods.descent import Values
 from petal.methods.inputs import not_finite
@@ -38,7 +38,7 @@ class Engine:
         device = adapter.device
         self.cuda = device.type == "cuda"
         self.anchor = torch.zeros((), device=device, requires_grad=True)    # what results with gradients hang on
-        self.in_range = torch.ones((), dtype=torch.bool, device=device)
+        self.in_range, self.always = (torch.ones((), dtype=torch.bool, device=device) for _ in range(2))
         self.rooms = [Room()]
         self.seen: dict[torch.Size, int] = {}
         self.compiled: set[torch.Size] = set()
@@ -176,6 +176,8 @@ class Engine:
         current = student.stamp == student._versions()
         kept = (torch.empty_like(descent.grad) if descent.waiting else descent.grad).copy_(descent.flat)
         descent.flat.copy_(member.flat)
+        if current:
+            student.is_current()    # the copies that its program has are of weights that do not adapt
         try:
             yield
         finally:

@@ -187,8 +187,8 @@ def squared_quantile(grad: Tensor, q: float, sample: int = SAMPLE, room: int = R
 def _update(
     grad, parameter, teacher, teacher_low, source, first, second, uniform, correction, threshold, ok, restored, rates,
     count, lr, beta1, beta2, eps, ema, probability,
-    KIND: tl.constexpr, RATES: tl.constexpr, NESTEROV: tl.constexpr, TEACHER: tl.constexpr, LOW: tl.constexpr, RESTORE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    KIND: tl.constexpr, RATES: tl.constexpr, NESTEROV: tl.constexpr, TEACHER: tl.constexpr, LOW: tl.constexpr,
+    RESTORE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     if tl.load(ok) != 0:
         at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -254,8 +254,8 @@ def update(
         none if source is None else source, state[0] if state else none, state[1] if len(state) > 1 else none,
         none if uniform is None else uniform, correction, none if threshold is None else threshold, ok, restored,
         none if rates is None else rates, count, rule.lr, rule.beta1, rule.beta2, rule.eps, ema, probability,
-        KIND=0 if rule.kind == "adam" else 1 if state else 2, RATES=rates is not None, NESTEROV=rule.nesterov, TEACHER=teacher is not None,
-        LOW=teacher_low is not None, RESTORE=restore, BLOCK=BLOCK, num_warps=4,
+        KIND=0 if rule.kind == "adam" else 1 if state else 2, RATES=rates is not None, NESTEROV=rule.nesterov,
+        TEACHER=teacher is not None, LOW=teacher_low is not None, RESTORE=restore, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip
 
 

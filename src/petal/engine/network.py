@@ -1,7 +1,7 @@
 """A network as the engine runs it: in the precision, layout and form that suit the device."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +70,7 @@ class FastNetwork(Network):
             with engine.swapped(self.member):
                 found = student._exactly(x, features, False)
         else:
-            found = self._tried(lambda: self._program(x, features).run(x)[0])
+            found = self._tried(lambda: self._program(x, features).run([x])[0])
             found = tuple(tensor.clone() for tensor in found)
         engine.admit()
         return found
@@ -80,7 +80,7 @@ class FastNetwork(Network):
         engine = self.engine
         if engine.cuda or engine.low is not None:
             program = self._program(x, features, exact=True)
-            return program.run_to_learn(x) if learns else tuple(tensor.clone() for tensor in program.run(x)[0])
+            return program.run_to_learn(x) if learns else tuple(tensor.clone() for tensor in program.run([x])[0])
         network = self._callable(True, features, engine.due(x.shape))
         with torch.set_grad_enabled(self.learns):
             found = outputs(network, engine.empty_like(x).copy_(x), engine.adapter.dtype)
@@ -110,16 +110,15 @@ class FastNetwork(Network):
         engine = self.engine
         room, compiled = engine.room(), engine.due(x.shape)
         low = engine.low if exact else engine.low or engine.low_views
+        network = self._callable(exact, features, compiled)  # and its copies are current
         key = (x.shape, features, exact, batches, low, id(room))
         program = self.programs.get(key)
-        if program is None or (compiled and program.network is not self._callable(exact, features, True)):
-            self.programs.pop(key, None)  # its memory is free before the new one takes its own
+        if program is None or program.network is not network:
+            program = None  # its memory is free before the new one takes its own
+            self.programs.pop(key, None)
             program = self.programs[key] = Program(
-                engine, self._callable(exact, features, compiled), x, low,
-                learns=exact and self.learns, room=room, compiled=compiled, batches=batches,
-            )  # fmt: skip
-        elif low is not None:
-            self._network(exact)  # its copies are current
+                engine, network, x, low, learns=exact and self.learns, room=room, compiled=compiled, batches=batches
+            )
         return program
 
     def _network(self, exact: bool) -> nn.Module:
@@ -153,8 +152,10 @@ class FastNetwork(Network):
         count = max(n for n in range(1, most + 1) if len(wanted) % n == 0) if views.sharing is None else 1
         made = self._made(views, wanted)
         for _ in range(len(wanted) // count):
-            several = islice(made, count)
-            results = self._tried(lambda several=several: self._program(views.x, False, batches=count).run(*several))
+            several: Iterable[Tensor] = islice(made, count)
+            if self.engine.low_views is not None and not self.engine.proven:
+                several = [view.clone() for view in several]  # they may be needed for a second try
+            results = self._tried(lambda several=several: self._program(views.x, False, batches=count).run(several))
             yield from (logits for (logits,) in results)
         for _ in made:
             raise AssertionError("every view is predicted")
@@ -193,4 +194,5 @@ def same_buffers(one: nn.Module, other: nn.Module) -> bool:
     """True if two networks differ in parameters alone, and are of one class."""
     mine, theirs = dict(one.named_buffers()), dict(other.named_buffers())
     equal = mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
-    return type(one) is type(other) and equal and dict(one.named_parameters()).keys() == dict(other.named_parameters()).keys()
+    names = [dict(network.named_parameters()).keys() for network in (one, other)]
+    return type(one) is type(other) and equal and names[0] == names[1]

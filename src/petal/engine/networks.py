@@ -60,8 +60,8 @@ class Member:
                 self.low_flat = self.flat.to(low)
                 views = self.layout.views(self.low_flat)
                 lows |= {name: view for name, view in views.items() if name in matrices}
-            self.stamp = self._versions()
             self.networks[adapted] = _with_weights(self.module, lows)
+            self.refresh()
         elif self.stamp != self._versions():
             self.refresh()
         return self.networks[adapted]

@@ -82,16 +82,23 @@ def fixed_algorithms() -> bool:
     return torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
 
 
-def record(body: Callable[[], None], pool: Any, warmup: int = 3) -> Callable[[], None]:
-    """Run `body` to warm it up, record it as a CUDA graph in a memory pool, and return what replays it."""
+def warm_up(body: Callable[[], None], times: int = 3) -> None:
+    """Run what is to be recorded: the compiler and cuDNN do now what they do on a first call."""
+    torch.cuda.empty_cache()  # the memory of a program that this one follows
     with side_streams:
         side = side_stream(torch.cuda.current_device())
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(warmup):
+            for _ in range(times):
                 body()
         torch.cuda.current_stream().wait_stream(side)
-        torch.cuda.empty_cache()  # what the warm-up needed, the graph's pool cannot use
+    torch.cuda.empty_cache()  # what the warm-up needed, the graph's pool cannot use
+
+
+def record(body: Callable[[], None], pool: Any) -> Callable[[], None]:
+    """Record it as a CUDA graph in a memory pool, and return what replays it."""
+    with side_streams:
+        side = side_stream(torch.cuda.current_device())
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(side), torch.cuda.graph(graph, pool=pool, stream=side):  # leaves its stream if that fails
             body()

@@ -1,14 +1,15 @@
 """A network for batches of one shape: as it is, compiled, or compiled and recorded as CUDA graphs."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from petal.engine.policy import record, side_stream, side_streams
+from petal.engine.policy import record, side_stream, side_streams, warm_up
 from petal.methods.network import logits_of
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Room:
-    """Memory that the graphs of several programs share. While one of them waits for its backward pass, others go elsewhere."""
+    """Memory that the graphs of several programs share. While one waits for its backward pass, others go elsewhere."""
 
     def __init__(self) -> None:
         self.pool: Any = torch.cuda.graph_pool_handle() if torch.cuda.is_available() else None
@@ -47,8 +48,8 @@ class Program:
         self.replay_back: Callable[[], None] | None = None
         self.records = compiled and cuda
 
-    def run(self, *batches: Tensor) -> list[tuple[Tensor, ...]]:
-        """The results, on tensors that the next run of this room writes over."""
+    def run(self, batches: Iterable[Tensor]) -> list[tuple[Tensor, ...]]:
+        """The results, on tensors that the next run of this room writes over. Each batch is copied before the next is made."""
         for place, x in zip(self.inputs, batches, strict=True):
             place.copy_(x, non_blocking=True)
         if self.records and self.replay is None:
@@ -58,7 +59,7 @@ class Program:
 
     def run_to_learn(self, x: Tensor) -> tuple[Tensor, ...]:
         """The results, copied, with a graph that leads back to the weights."""
-        self.run(x)
+        self.run([x])
         self.room.waiting = self
         found: tuple[Tensor, ...] = _Through.apply(self.engine.anchor, self)  # type: ignore[no-untyped-call]
         return found
@@ -74,18 +75,14 @@ class Program:
         self.room.waiting = None
 
     def _forward(self) -> None:
-        self.back, self.results, main = [], [], None
+        self.back, self.results = [], []
         with side_streams if self.streams else nullcontext():
-            for number, x in enumerate(self.inputs):
-                if number == 0 or not self.streams:
+            for stream in self.streams:
+                stream.wait_stream(torch.cuda.current_stream())
+            for x, stream in zip_longest(self.inputs, [None, *self.streams]):
+                with nullcontext() if stream is None else torch.cuda.stream(stream):
                     self.results.append(self._result(x))
-                    continue
-                main = torch.cuda.current_stream()
-                stream = self.streams[number - 1]
-                stream.wait_stream(main)
-                with torch.cuda.stream(stream):
-                    self.results.append(self._result(x))
-            for stream, result in zip(self.streams, self.results[1:], strict=True):
+            for stream, result in zip(self.streams, self.results[1:], strict=False):
                 torch.cuda.current_stream().wait_stream(stream)
                 for tensor in result:
                     tensor.record_stream(torch.cuda.current_stream())
@@ -113,14 +110,15 @@ class Program:
     def _record(self) -> None:
         """Record forward and backward pass as graphs. What cannot be recorded runs as it is, and the log says why."""
         buffers = [(buffer, buffer.clone()) for buffer in getattr(self.network, "buffers", tuple)()]
-        torch.cuda.empty_cache()
         try:
-            if self.learns:
-                record(self._both, None)                            # warms up, compiles, and tries algorithms
-                self.replay = record(self._forward, self.room.pool, warmup=0)
-                self.replay_back = record(self._backward, self.room.pool, warmup=0)
+            if self.learns and self.engine.descent is not None:
+                self.engine.descent.link_gradients()
+                warm_up(self._both)
+                self.replay = record(self._forward, self.room.pool)
+                self.replay_back = record(self._backward, self.room.pool)
                 self.results = [tuple(tensor.detach() for tensor in result) for result in self.results]
             else:
+                warm_up(self._forward)
                 self.replay = record(self._forward, self.room.pool)
         except Exception as error:
             log.warning("this network cannot run as a CUDA graph and runs without: %s", error)

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from petal.errors import ConfigError
 from petal.methods.descent import Descent
-from petal.methods.inputs import check_batch, check_choice, check_number
+from petal.methods.inputs import check_batch, check_number
 from petal.methods.network import Network, logits_of
 from petal.methods.state import misfits, optimizer_state, optimizer_to_load
 from petal.norm import network_copy
@@ -344,7 +344,8 @@ class Adapter(nn.Module):
     def snapshot(self) -> dict[str, Tensor | None]:
         """Copies of the declared state and statistics, for `rewind`."""
         kept = {name: getattr(self, name) for name in self._declared}
-        kept |= {key: value for key, value in self.weights().items() if key in self._buffers_start} if self._buffers_start else {}
+        if self._buffers_start:
+            kept |= {key: value for key, value in self.weights().items() if key in self._buffers_start}
         return {name: None if value is None else value.clone() for name, value in kept.items()}
 
     def rewind(self, snapshot: Mapping[str, Tensor | None]) -> None:

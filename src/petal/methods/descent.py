@@ -1,8 +1,8 @@
 """The weights that adapt, and everything that happens to them after a gradient: plain torch.
 
 A step is a loss, penalties that add to its gradient, an optimizer's step, and operations that follow it. Penalties and
-operations are small values that work on `Weights`: lists of tensors in one order. `petal.accelerate` runs the same values over
-one flat tensor, and those that it knows together in one pass.
+operations are small values that work on `Weights`: lists of tensors in one order. `petal.accelerate` runs the same values
+over one flat tensor, and those that it knows together in one pass.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -166,7 +166,7 @@ class Descent:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, generator: torch.Generator):
         self.parameters, self.optimizer = dict(parameters), optimizer
-        self.weights = Weights(self.parameters, generator)
+        self.weights = self.whole = Weights(self.parameters, generator)
         self.skips = 0
         self.restored: Tensor | float = 0.0
         self._kept: list[Tensor] | None = None
@@ -210,13 +210,13 @@ class Descent:
         """The optimizer's step and what comes after it, if the gradients may be used; then they are gone."""
         self.restored = 0.0
         if bool(made):
-            self.update(after, self.weights, self.weights)
+            self.update(after)
         self.optimizer.zero_grad()
 
-    def update(self, after: Sequence[After], whole: Weights, single: Weights) -> None:
-        """The optimizer's step and the operations, on one list of weights or the other."""
+    def update(self, after: Sequence[After]) -> None:
+        """The optimizer's step and the operations."""
         with torch.no_grad():
-            lists = [whole if operation.elementwise else single for operation in after]
+            lists = [self.whole if operation.elementwise else self.weights for operation in after]
             prepared = [operation.prepare(weights) for operation, weights in zip(after, lists, strict=True)]
             self.optimizer.step()
             for operation, weights, found in zip(after, lists, prepared, strict=True):
@@ -233,11 +233,11 @@ class Descent:
         """
         made = self.gradient(loss, when=when)
         with torch.no_grad():
-            gradients = self.weights.gradients
+            values, gradients = self.whole.values, self.whole.gradients
             size = torch.stack(torch._foreach_norm(gradients)).norm()
             scale = torch.where(made, radius / (size + 1e-12), torch.zeros_like(size))
-            self._kept = [value.detach().clone() for value in self.weights.values]
-            for value, gradient in zip(self.weights.values, gradients, strict=True):
+            self._kept = [value.detach().clone() for value in values]
+            for value, gradient in zip(values, gradients, strict=True):
                 value.add_(torch.nan_to_num(gradient * scale, nan=0.0, posinf=0.0, neginf=0.0))
         self.clear()
         try:
@@ -252,6 +252,6 @@ class Descent:
     def _put_back(self) -> None:
         if self._kept is not None:
             with torch.no_grad():
-                for value, kept in zip(self.weights.values, self._kept, strict=True):
+                for value, kept in zip(self.whole.values, self._kept, strict=True):
                     value.copy_(kept)
             self._kept = None

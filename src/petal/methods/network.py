@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from petal.augment import Augment, Views, precise
+from petal.augment import Augment, Views, in_full
 from petal.errors import InputError
 
 
@@ -114,7 +114,7 @@ class ViewSource:
     ) -> None:
         self.x, self.augment, self.count, self.generator, self.sharing = x, augment, count, generator, sharing
         self.views = augment if type(augment) is Views else None
-        self.images = precise(x) if self.views is not None else x
+        self.images = in_full(x) if self.views is not None else x
 
     def draw(self) -> Any:
         """What the next view is made of."""
@@ -146,7 +146,7 @@ class ViewSource:
 
 
 def mean_over(predictions: Iterable[Tensor], count: int, average: str) -> Tensor:
-    """The mean of logits, or of probabilities as their logarithm, added up in order. Each is used before the next is made."""
+    """The mean of logits, or of probabilities as their logarithm, added up in order; each before the next is made."""
     total: Tensor | None = None
     for logits in predictions:
         if average == "logits":

@@ -8,7 +8,7 @@ from typing import Any, get_args, get_type_hints
 
 from petal.engine import ENGINES
 from petal.errors import ConfigError
-from petal.methods.base import check_choice, check_number
+from petal.methods.inputs import check_choice, check_number
 from petal.recipes.names import unknown
 
 BYTES_A_VALUE = 24                          # of a float as JSON text, with its comma
