@@ -1,8 +1,11 @@
 """Datasets and the streams made of them.
 
 A dataset (`open_dataset`, or one of the readers by name) is numbered images with labels; a stream (`petal.streams`) is
-a dataset arriving under changing corruptions, a `Batch` at a time.
+a dataset arriving under changing corruptions, one `Batch` at a time.
 """
+
+import warnings
+from typing import Any
 
 from petal.data import streams
 from petal.data.cifar import Cifar, CifarC, npz
@@ -12,7 +15,7 @@ from petal.data.orders import order, order_names, resolve_order
 from petal.data.recognise import KINDS, open_dataset
 from petal.data.streams import STREAMS, Batch, Segment, Stream
 from petal.data.torch_data import TorchDataset, digits, from_torch
-from petal.data.write import Progress, Written, write_corrupted
+from petal.data.write import WriteProgress, Written, write_corrupted
 
 __all__ = [
     "KINDS",
@@ -25,10 +28,10 @@ __all__ = [
     "CorruptedTree",
     "Dataset",
     "FileDataset",
-    "Progress",
     "Segment",
     "Stream",
     "TorchDataset",
+    "WriteProgress",
     "Written",
     "digits",
     "from_arrays",
@@ -44,3 +47,10 @@ __all__ = [
     "streams",
     "write_corrupted",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Progress":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn("petal.data.Progress is now called WriteProgress", DeprecationWarning, stacklevel=2)
+    return WriteProgress

@@ -103,6 +103,13 @@ def check_severity(severity: int) -> int:
     return severity
 
 
+def check_whole(what: str, value: int, least: int) -> int:
+    """`value` if it is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise DataError(f"{what} must be a whole number of at least {least}; got {value!r}")
+    return value
+
+
 def check_labels(labels: NDArray[Any], count: int, classes: int | None, where: str) -> NDArray[Any]:
     """`labels` if there are `count` of them, whole numbers in 0..classes-1."""
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):

@@ -68,7 +68,7 @@ class Sums:
         """Every signal as a number, `norms` being distance and update: the one place that waits for the device."""
         classes = len(self.window) - 3
         numbers = torch.cat([self.window, self.pairs, norms]).cpu()
-        seen, _, ours, totals, theirs, rest = numbers.split([classes, 3, classes, 3, classes, 6])
+        seen, _, ours, totals, theirs, rest = torch.split(numbers, [classes, 3, classes, 3, classes, 6])
         entropy, confidence, count = totals.tolist()
         source_entropy, source_confidence, differ, plain_entropy, distance, update = rest.tolist()
         return Reading(
