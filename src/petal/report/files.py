@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from petal.errors import DataError
@@ -83,13 +84,8 @@ class Records:
         where = np.ones(len(self), bool) if domain is None else self.domain == domain
         if visit is not None:
             where = where & (self.visit == visit)
-        n = self.n[where]
-        total = float(n.sum())
-        if not total:
-            return Scores(0, math.nan, math.nan, math.nan, math.nan)
-        _, confidence, correct = self.counts(where)
-        error, nll, brier = (float((column[where] * n).sum() / total) for column in (self.error, self.nll, self.brier))
-        return Scores(int(total), error, nll, brier, float(np.abs(confidence - correct).sum() / total))
+        columns = (column[where].tolist() for column in (self.n, self.error, self.nll, self.brier))
+        return Scores.pooled(*columns, counts=torch.from_numpy(self.counts(where)))
 
 
 @dataclass(frozen=True)
