@@ -289,7 +289,7 @@ X, Y = images(4), torch.tensor([0, 1, 2, 3])
         (Unsized([]), {}, "no batches in epoch 1"),
         (iter([(X, Y)]), {}, "no batches in epoch 2"),
         (Liar([(X, Y)]), {}, "9 batches and gave 1"),
-        ([(X, Y)], {"snapshots_per_epoch": 2}, "2 snapshots an epoch do not fit into 1"),
+        ([(X, Y)], {"snapshots_per_epoch": 2}, "2 snapshots per epoch do not fit into 1"),
         ([(X, torch.tensor([0, 1, 2, 5]))], {}, r"batch 1 of epoch 1 has labels.*\[0, 1, 2, 5\]"),
         ([(X, torch.tensor([0, 1, 2, -100]))], {}, "batch 1 of epoch 1 has labels"),
         ([(X, Y[:3])], {}, r"labels of shape \[3\]"),

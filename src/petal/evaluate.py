@@ -209,5 +209,5 @@ def summarize(records: Iterable[Record]) -> Result:
 
 def _pooled(records: list[Record]) -> Scores:
     counts = torch.tensor([r.calibration for r in records], dtype=torch.float64).sum(0)
-    columns = ([getattr(r, name) for r in records] for name in ("error", "nll", "brier"))
-    return Scores.pooled([r.n for r in records], *columns, counts=counts)
+    n, error, nll, brier = ([getattr(r, name) for r in records] for name in ("n", "error", "nll", "brier"))
+    return Scores.pooled(n, error, nll, brier, counts)

@@ -8,12 +8,15 @@ Works from the files alone: `files` reads and checks them, `scores` sorts jobs i
 tables as values, `formats`, `figures` and `html` show them. `paper` has the published numbers.
 """
 
+import warnings
+from typing import Any
+
 from petal.report.figures import FIGURES, FILE_TYPES, Drawing, draw, write_figures
-from petal.report.files import Job, Records, RunFolder, read_run
+from petal.report.files import JobFolder, Records, RunFolder, read_run
 from petal.report.formats import latex, markdown, terminal, to_csv, to_json
 from petal.report.html import html, write_html
 from petal.report.paper import PUBLISHED, Published, published
-from petal.report.scores import METRICS, Report, Row, Section, Stat, load
+from petal.report.scores import METRICS, Report, ResultRow, Section, Stat, load
 from petal.report.tables import Table, cost_table, domain_table, metric_table, paper_tables, summary, tables, visit_table
 
 __all__ = [
@@ -22,11 +25,11 @@ __all__ = [
     "METRICS",
     "PUBLISHED",
     "Drawing",
-    "Job",
+    "JobFolder",
     "Published",
     "Records",
     "Report",
-    "Row",
+    "ResultRow",
     "RunFolder",
     "Section",
     "Stat",
@@ -51,3 +54,11 @@ __all__ = [
     "write_figures",
     "write_html",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("Job", "Row"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    now = {"Job": JobFolder, "Row": ResultRow}[name]
+    warnings.warn(f"petal.report.{name} is now called {now.__name__}", DeprecationWarning, stacklevel=2)
+    return now

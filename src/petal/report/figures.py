@@ -18,8 +18,8 @@ from matplotlib.ticker import MaxNLocator
 
 from petal._files import replacing
 from petal.errors import ConfigError, DataError
-from petal.report.files import Floats, Job, Records, Samples
-from petal.report.scores import METRICS, Report, Row, Section
+from petal.report.files import Floats, JobFolder, Records, SampleImages
+from petal.report.scores import METRICS, Report, ResultRow, Section
 from petal.report.tables import short
 
 FILE_TYPES = ("png", "svg", "pdf")
@@ -129,7 +129,7 @@ def _figure(height: float, width: float = WIDTH) -> Figure:
     return figure
 
 
-def _look(section: Section, row: Row) -> dict[str, Any]:
+def _look(section: Section, row: ResultRow) -> dict[str, Any]:
     """Colour, dash and width of a row: the same in every figure."""
     twins = [other for other in section.rows if other.paper is not None and other.paper == row.paper]
     if row.paper in _KNOWN and twins[0] is row:
@@ -142,11 +142,11 @@ def _look(section: Section, row: Row) -> dict[str, Any]:
     return {"color": free[place % len(free)], "linestyle": _DASHES[(place + 3) % len(_DASHES)], "linewidth": 1.6}
 
 
-def _first(section: Section, row: Row) -> Row:
+def _first(section: Section, row: ResultRow) -> ResultRow:
     return next(other for other in section.rows if other.paper == row.paper)
 
 
-def _along(section: Section) -> list[tuple[Row, str, list[Records]]]:
+def _along(section: Section) -> list[tuple[ResultRow, str, list[Records]]]:
     """The rows that have the shown order: label and records. A row with no finished job shows its longest unfinished one."""
     found = []
     for row in section.rows:
@@ -183,7 +183,7 @@ def _running(values: Floats, weights: Floats, width: int) -> Floats:
 
 
 def _curve(
-    axes: Axes, section: Section, row: Row, label: str, runs: list[Records], column: str, scale: float = 1.0, *,
+    axes: Axes, section: Section, row: ResultRow, label: str, runs: list[Records], column: str, scale: float = 1.0, *,
     smooth: bool = True, band: bool = False,
 ) -> Line2D:  # fmt: skip
     """Draw the mean over seeds of a column of the records, and their range if `band`."""
@@ -478,11 +478,11 @@ def samples(section: Section, each: int = 4) -> Drawing | None:
     return Drawing("samples", "Samples of each domain", caption, figure, photographic=True)
 
 
-def _chosen_samples(section: Section) -> list[tuple[Row, Samples]]:
+def _chosen_samples(section: Section) -> list[tuple[ResultRow, SampleImages]]:
     """The last row that kept images (PETAL, where it was run), and the source network if it saw the same ones."""
     found = []
     for row in section.rows:
-        jobs: list[Job] = row.jobs
+        jobs: list[JobFolder] = row.jobs
         kept = next((s for s in (job.samples() for job in jobs if job.order == section.order) if s is not None), None)
         if kept is not None:
             found.append((row, kept))
@@ -498,7 +498,9 @@ def _right(entry: dict[str, Any]) -> bool:
     return bool(entry.get("label") == entry.get("predicted"))
 
 
-def _picture(panel: Axes, section: Section, pictures: Samples, chosen: list[tuple[Row, Samples]], number: int) -> None:
+def _picture(
+    panel: Axes, section: Section, pictures: SampleImages, chosen: list[tuple[ResultRow, SampleImages]], number: int
+) -> None:
     image = pictures.images[number]
     panel.set_axis_on()
     panel.grid(False)
