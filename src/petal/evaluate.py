@@ -108,8 +108,11 @@ class Scores:
         total = sum(n)
         if not total:
             return cls(0, math.nan, math.nan, math.nan, math.nan)
-        means = (float(sum(v * k for v, k in zip(values, n, strict=True)) / total) for values in (error, nll, brier))
-        return cls(int(total), *means, ece=F.calibration_error(counts).item())
+
+        def mean(values: Sequence[float]) -> float:
+            return float(sum(v * k for v, k in zip(values, n, strict=True)) / total)
+
+        return cls(int(total), mean(error), mean(nll), mean(brier), F.calibration_error(counts).item())
 
 
 @dataclass(frozen=True)

@@ -121,11 +121,7 @@ def all_finite(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def wrong(logits: Tensor, labels: Tensor) -> Tensor:
-    """True for every sample whose most probable class is not its label.
-
-    >>> wrong(torch.tensor([[2.0, 1.0], [0.0, 1.0]]), torch.tensor([0, 0]))
-    tensor([False,  True])
-    """
+    """True for every sample whose most probable class is not its label."""
     return logits.argmax(1) != labels
 
 

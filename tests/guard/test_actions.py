@@ -10,15 +10,14 @@ from .scripted import Scripted
 def test_alarms_are_forgotten_after_more_than_100_cool_downs(seen: int, strikes: int) -> None:
     rest = CoolDown()
     rest.strikes, rest.last = 3, 200
-    rest.forget(seen, 40)
-    assert rest.strikes == strikes
+    assert rest.strike(seen, 40) == strikes
+    assert (rest.strikes, rest.last) == (strikes + 1, seen)
 
 
 @pytest.mark.parametrize(("strikes", "times"), [(0, 1), (1, 2), (8, 256), (9, 256), (50, 256)])
 def test_a_cool_down_is_at_most_256_times_the_first(strikes: int, times: int) -> None:
     rest = CoolDown()
-    rest.strikes = strikes
-    rest.start(1000, 40)
+    rest.start(1000, 40, strikes)
     assert rest.thaw == 1000 + 40 * times
 
 

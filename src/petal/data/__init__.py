@@ -4,9 +4,6 @@ A dataset (`open_dataset`, or one of the readers by name) is numbered images wit
 a dataset arriving under changing corruptions, one `Batch` at a time.
 """
 
-import warnings
-from typing import Any
-
 from petal.data import streams
 from petal.data.cifar import Cifar, CifarC, npz
 from petal.data.dataset import ArrayDataset, CorruptedDataset, Dataset, from_arrays
@@ -16,41 +13,13 @@ from petal.data.recognise import KINDS, open_dataset
 from petal.data.streams import STREAMS, Batch, Segment, Stream
 from petal.data.torch_data import TorchDataset, digits, from_torch
 from petal.data.write import WriteProgress, Written, write_corrupted
+from petal.errors import renamed
 
 __all__ = [
-    "KINDS",
-    "STREAMS",
-    "ArrayDataset",
-    "Batch",
-    "Cifar",
-    "CifarC",
-    "CorruptedDataset",
-    "CorruptedTree",
-    "Dataset",
-    "FileDataset",
-    "Segment",
-    "Stream",
-    "TorchDataset",
-    "WriteProgress",
-    "Written",
-    "digits",
-    "from_arrays",
-    "from_torch",
-    "image_folder",
-    "imagenet_3dcc",
-    "imagenet_c",
-    "npz",
-    "open_dataset",
-    "order",
-    "order_names",
-    "resolve_order",
-    "streams",
-    "write_corrupted",
-]
+    "KINDS", "STREAMS", "ArrayDataset", "Batch", "Cifar", "CifarC", "CorruptedDataset", "CorruptedTree", "Dataset",
+    "FileDataset", "Segment", "Stream", "TorchDataset", "WriteProgress", "Written", "digits", "from_arrays", "from_torch",
+    "image_folder", "imagenet_3dcc", "imagenet_c", "npz", "open_dataset", "order", "order_names", "resolve_order",
+    "streams", "write_corrupted",
+]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name != "Progress":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("petal.data.Progress is now called WriteProgress", DeprecationWarning, stacklevel=2)
-    return WriteProgress
+__getattr__ = renamed(__name__, Progress=WriteProgress)

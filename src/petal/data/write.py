@@ -1,11 +1,11 @@
-"""Writing a corrupted benchmark of clean images: what the streams make as they run, as files.
+"""Writing a corrupted benchmark made of clean images: what the streams compute as they run, as files.
 
 Two layouts. "npy" is CIFAR-10-C's: `<corruption>.npy` uint8 [5n, H, W, 3], severities stacked, and `labels.npy` with the
 n labels five times. "folders" is ImageNet-C's: `<corruption>/<severity>/<class>/<image>.png` (or .jpg). Both are read
-back by `open_dataset`. A file `petal.json` says what was written and from what; it is how a later run knows its own.
+back by `open_dataset`. A file `petal.json` says what was written and from what; by it a later run recognises the folder.
 
-A corruption's npy file, and a severity's folder, appear whole or not at all. A run that was interrupted is repeated with
-the same arguments: what is finished stays, the rest is made. Pixels are those of a stream over the same images with the
+A corruption's npy file, and a severity's folder, appear whole or not at all. Repeat an interrupted run with the
+same arguments: what is finished stays, the rest is made. Pixels are those of a stream over the same images with the
 same seed, truncated to 8 bits (JPEG files lose some of that; PNG files do not).
 """
 
@@ -38,7 +38,7 @@ from petal.errors import DataError
 
 Layout = Literal["auto", "npy", "folders"]
 ALL_SEVERITIES = tuple(range(1, SEVERITIES + 1))
-#: suffix -> how Pillow is to save it; JPEG as ImageNet-C's files were
+#: suffix -> options of Pillow's save; JPEG as in ImageNet-C's files
 FORMATS: dict[str, dict[str, Any]] = {
     "png": {"format": "PNG", "compress_level": 1},
     "jpg": {"format": "JPEG", "quality": 85, "optimize": True},
@@ -90,12 +90,12 @@ def write_corrupted(
     """Write the corrupted images of `data` to the folder `out`.
 
     `layout="auto"` is "folders" for images in files and "npy" for others; `profile="auto"` is "cifar" for sides up to 96
-    pixels and "imagenet" for larger ones. `images` takes the first so many. An npy file always has room for all five
-    severities; those not asked for are a hole in the file, which `open_dataset` refuses to read.
+    pixels and "imagenet" for larger ones. `images` takes only the first so many. An npy file always has room for all
+    five severities; those not asked for are a hole in the file, which `open_dataset` refuses to read.
 
-    Nothing is written where something else lies: `out` must be new, empty, or from a run with the same arguments
-    (corruptions may be added, in folders also severities). `overwrite` makes finished files anew, also with other
-    arguments as long as none of the old ones would stay beside them.
+    Nothing else is overwritten: `out` must be new, empty, or from a run with the same arguments
+    (corruptions may be added, in folders also severities). `overwrite` makes finished files again, also with other
+    arguments as long as no old file would stay beside the new ones.
 
     >>> import tempfile
     >>> from petal.data import digits, open_dataset
@@ -124,7 +124,7 @@ def write_corrupted(
     side = max(first.shape[2:])
     chosen: corruptions.Profile = ("cifar" if side <= _LARGEST_SMALL else "imagenet") if profile == "auto" else profile
     builder = StreamBuilder(data, images=images, seed=seed, profile=chosen, device=device)
-    for name in names:          # of no images: only the arguments are checked, before hours of work instead of after
+    for name in names:          # of no images: checks the arguments before hours of work instead of after
         for severity in severities:
             corruptions.corrupt(first[:0], name, severity, chosen)
 
@@ -177,7 +177,7 @@ def _write(
 
 
 class _Writer(ABC):
-    """A layout: which units it has (files or folders that appear whole), which are there, and how to make them."""
+    """A layout: its units (files or folders that appear whole), which of them exist, and how to make them."""
 
     layout: str
 
@@ -195,15 +195,15 @@ class _Writer(ABC):
 
     @abstractmethod
     def existing(self) -> set[str]:
-        """All units that are there."""
+        """All units that exist."""
 
     @abstractmethod
     def missing(self, name: str, severities: Sequence[int]) -> tuple[int, ...]:
-        """The severities that are not there yet; an error where something else lies in their place."""
+        """The severities that do not exist yet; an error where something else is in their place."""
 
     @abstractmethod
     def open(self, name: str, severities: Sequence[int]) -> Any:
-        """A context with a `Put`; the units are there once it ends well."""
+        """A context with a `Put`; the units exist once it ends without an error."""
 
     def begin(self, overwrite: bool) -> None:
         """Write what comes before the images."""
@@ -214,7 +214,7 @@ class _Writer(ABC):
                 temporary.write_text(text, encoding="utf-8")
 
     def claim(self, wanted: Sequence[str], overwrite: bool) -> None:
-        """Refuse a place that is another's; clear away what dead runs left, and what new settings make untrue."""
+        """Refuse a folder with other content; remove what dead runs left, and what new settings make wrong."""
         if self.out.exists() and not self.out.is_dir():
             raise DataError(f"{self.out}: is a file; expected a folder, or nothing yet")
         if not self.out.is_dir():
@@ -239,7 +239,7 @@ class _Writer(ABC):
         if staying:
             raise DataError(f"{self.out}: was written otherwise ({what}), and {staying[0]} would stay as it is; overwrite"
                             " all of it, or choose another folder")
-        for unit in self.existing():                # an interrupted overwrite must not leave old ones among the new
+        for unit in self.existing():                # an interrupted overwrite must not leave old units among new ones
             _remove(self.out / unit)
 
     def check_space(self, count: int) -> None:

@@ -70,15 +70,12 @@ class CoolDown:
         self.strikes = 0                    # alarms that are not forgotten
         self.last = 0                       # samples seen at the last alarm
 
-    def forget(self, seen: int, length: int) -> None:
-        """Forget earlier alarms if the last one is more than 100 cool-downs of `length` samples ago."""
-        if seen - self.last > FORGET * length:
-            self.strikes = 0
+    def strike(self, seen: int, length: int) -> int:
+        """Count an alarm. Returns how many came before; they are forgotten after more than 100 times `length` samples."""
+        before = 0 if seen - self.last > FORGET * length else self.strikes
+        self.strikes, self.last = before + 1, seen
+        return before
 
-    def start(self, seen: int, length: int) -> None:
-        """Turn learning off for `length` samples, doubled for every alarm that is not forgotten."""
-        self.thaw = seen + length * 2 ** min(self.strikes, DOUBLINGS)
-
-    def strike(self, seen: int) -> None:
-        """Count an alarm."""
-        self.strikes, self.last = self.strikes + 1, seen
+    def start(self, seen: int, length: int, before: int) -> None:
+        """Turn learning off for `length` samples, doubled for each of the alarms `before`."""
+        self.thaw = seen + length * 2 ** min(before, DOUBLINGS)

@@ -193,7 +193,7 @@ class Guard(Wrapper):
         return torch.stack([distance(adapted, self._origin, scale), distance(adapted, kept, scale) / batches])
 
     def _act(self, signal: str, value: float, limit: float, here: Reading) -> None:
-        self._rest.forget(self._seen, self.cooldown)
+        before = self._rest.strike(self._seen, self.cooldown)
         action = self.policy
         if action == "soften" and not here.finite:
             action = "rollback"                     # there is nothing to mix the source with
@@ -202,13 +202,12 @@ class Guard(Wrapper):
         elif action == "reset":
             self.adapter.reset()
         elif action == "soften":
-            self._snapshots.pull(self._origin, 1 - (1 - self.soften) ** (self._rest.strikes + 1), fresh=True)
+            self._snapshots.pull(self._origin, 1 - (1 - self.soften) ** (before + 1), fresh=True)
         self._forget()
         if action in ("rollback", "reset"):
-            self._rest.start(self._seen, self.cooldown)
+            self._rest.start(self._seen, self.cooldown, before)
         elif action == "freeze":
             self.freeze()
-        self._rest.strike(self._seen)
         self.alarms.append(Alarm(self._step, signal, value, limit, action))
         text = f"{self.adapter.kind} shows signs of a collapse after batch {self._step}"
         warnings.warn(f"{text}: {signal} {value:.3g}, limit {limit:.3g}; {action}", PetalWarning, stacklevel=5)

@@ -8,9 +8,7 @@ Works from the files alone: `files` reads and checks them, `scores` sorts jobs i
 tables as values, `formats`, `figures` and `html` show them. `paper` has the published numbers.
 """
 
-import warnings
-from typing import Any
-
+from petal.errors import renamed
 from petal.report.figures import FIGURES, FILE_TYPES, Drawing, draw, write_figures
 from petal.report.files import JobFolder, Records, RunFolder, read_run
 from petal.report.formats import latex, markdown, terminal, to_csv, to_json
@@ -20,45 +18,10 @@ from petal.report.scores import METRICS, Report, ResultRow, Section, Stat, load
 from petal.report.tables import Table, cost_table, domain_table, metric_table, paper_tables, summary, tables, visit_table
 
 __all__ = [
-    "FIGURES",
-    "FILE_TYPES",
-    "METRICS",
-    "PUBLISHED",
-    "Drawing",
-    "JobFolder",
-    "Published",
-    "Records",
-    "Report",
-    "ResultRow",
-    "RunFolder",
-    "Section",
-    "Stat",
-    "Table",
-    "cost_table",
-    "domain_table",
-    "draw",
-    "html",
-    "latex",
-    "load",
-    "markdown",
-    "metric_table",
-    "paper_tables",
-    "published",
-    "read_run",
-    "summary",
-    "tables",
-    "terminal",
-    "to_csv",
-    "to_json",
-    "visit_table",
-    "write_figures",
-    "write_html",
-]
+    "FIGURES", "FILE_TYPES", "METRICS", "PUBLISHED", "Drawing", "JobFolder", "Published", "Records", "Report", "ResultRow",
+    "RunFolder", "Section", "Stat", "Table", "cost_table", "domain_table", "draw", "html", "latex", "load", "markdown",
+    "metric_table", "paper_tables", "published", "read_run", "summary", "tables", "terminal", "to_csv", "to_json",
+    "visit_table", "write_figures", "write_html",
+]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name not in ("Job", "Row"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    now = {"Job": JobFolder, "Row": ResultRow}[name]
-    warnings.warn(f"petal.report.{name} is now called {now.__name__}", DeprecationWarning, stacklevel=2)
-    return now
+__getattr__ = renamed(__name__, Job=JobFolder, Row=ResultRow)

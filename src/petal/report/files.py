@@ -29,7 +29,7 @@ _OPTIONAL = {"restored": 0.0, "skipped": 0.0, "seconds": math.nan, "distance": m
 
 @dataclass(frozen=True)
 class Records:
-    """The records of one job as columns, one entry a batch, in stream order."""
+    """The records of one job as columns, one entry per batch, in stream order."""
 
     position: NDArray[np.int64]
     domain: NDArray[np.str_]
@@ -98,7 +98,7 @@ class SampleImages:
 
 @dataclass(frozen=True)
 class JobFolder:
-    """One method over one stream: its settings from the manifest, its records, and whether it came to its end."""
+    """One method over one stream: its settings from the manifest, its records; `finished` if it ran to the end."""
 
     folder: Path
     id: str
@@ -322,7 +322,7 @@ def _calibration(where: str, value: Any) -> Floats:
     except (TypeError, ValueError):
         counts = np.zeros(0)
     if counts.ndim != 2 or counts.shape[0] != 3 or not counts.shape[1]:
-        raise DataError(f"{where}: calibration should be three rows of counts, one entry a bin")
+        raise DataError(f"{where}: calibration should be three rows of counts, one entry per bin")
     return counts
 
 

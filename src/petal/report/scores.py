@@ -148,12 +148,12 @@ class ResultRow:
 
     @property
     def restored_share(self) -> float:
-        """Mean share of the weights put back a batch."""
+        """Mean share of the weights restored per batch."""
         return _mean(records.restored for records in self.records)
 
     @property
     def seconds(self) -> float:
-        """Median seconds a batch."""
+        """Median seconds per batch."""
         times = np.concatenate([records.seconds for records in self.records] or [np.zeros(0)])
         times = times[np.isfinite(times)]
         return float(np.median(times)) if len(times) else math.nan
@@ -206,7 +206,7 @@ class Section:
 
     @cached_property
     def gradual(self) -> bool:
-        """Whether severities change along the stream."""
+        """True if severities change along the stream."""
         return any(len(set(records.severity.tolist())) > 1 for row in self.rows for records in row.records)
 
     @cached_property

@@ -8,7 +8,7 @@ starts there at once, and gives the same batches as a stream that was not interr
 A corrupted image depends only on seed, corruption, severity and its index in the dataset, not on the batch size or on
 where in the stream it arrives.
 
-To add a stream, write a function that makes the segments and hands them to `Stream`, and put it into `STREAMS`:
+To add a stream, write a function that makes the segments and hands them to `Stream`, and add it to `STREAMS`:
 
     def backwards(data, order=None, *, severity=5, **options):
         builder = StreamBuilder(data, **options)
@@ -16,15 +16,14 @@ To add a stream, write a function that makes the segments and hands them to `Str
         return builder.stream("backwards", segments, severity=severity)
 """
 
-import warnings
 from collections.abc import Callable
-from typing import Any
 
 from petal.data.streams.builder import CLEAN, Options, Order, StreamBuilder
 from petal.data.streams.correlated import correlated, correlated_order
 from petal.data.streams.domains import continual, gradual, gradual_pairs, own, recurring, single
 from petal.data.streams.mixtures import MIXED, blended, mixed
 from petal.data.streams.stream import Batch, Loaded, Segment, Stream
+from petal.errors import renamed
 
 __all__ = [
     "CLEAN", "MIXED", "STREAMS", "Batch", "Loaded", "Options", "Order", "Segment", "Stream", "StreamBuilder", "blended",
@@ -32,19 +31,6 @@ __all__ = [
 ]  # fmt: skip
 
 STREAMS: dict[str, Callable[..., Stream]] = {
-    "single": single,
-    "continual": continual,
-    "gradual": gradual,
-    "mixed": mixed,
-    "correlated": correlated,
-    "recurring": recurring,
-    "blended": blended,
-    "own": own,
+    make.__name__: make for make in (single, continual, gradual, mixed, correlated, recurring, blended, own)
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name != "Setup":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn("petal.streams.Setup is now called StreamBuilder", DeprecationWarning, stacklevel=2)
-    return StreamBuilder
+__getattr__ = renamed(__name__, Setup=StreamBuilder)

@@ -94,7 +94,7 @@ class StreamBuilder:
         return self.chosen[torch.from_numpy(draws(self.seed, "shuffle", number).permutation(self.size))]
 
     def segment(self, domain: str, severity: int, number: int = 0, visit: int = 0) -> Segment:
-        """The images under one corruption, as the `number`-th segment; an error now if they cannot be had later."""
+        """The images under one corruption, as the `number`-th segment; an error now if they cannot be loaded later."""
         severity = 0 if domain == CLEAN else check_severity(severity)
         load = self.loader(domain, severity)
         return Segment(

@@ -23,10 +23,10 @@ def correlated(
     severity: int = 5,
     **options: Unpack[Options],
 ) -> Stream:
-    """A continual stream whose labels come in runs: the smaller `concentration`, the more alike are neighbours.
+    """A continual stream whose labels come in runs: the smaller `concentration`, the longer the runs.
 
     In each domain every class is dealt out over `slots` stretches of time by proportions drawn from a symmetric
-    Dirichlet(concentration); within a slot the classes follow one another. Every image arrives exactly once a domain.
+    Dirichlet(concentration); within a slot the classes follow one another. Every image arrives exactly once per domain.
     `slots` is by default the number of classes present.
     """
     if not (math.isfinite(concentration) and concentration > 0):

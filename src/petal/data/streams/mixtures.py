@@ -60,11 +60,11 @@ def blended(
 ) -> Stream:
     """Without end: two corruptions at a time, one fading out while the next fades in, over `drift` images each.
 
-    A seeded walk goes through the corruptions of `order` in ever new orders. Each one's strength s rises from 0 to a
-    peak drawn from the range `strength` and falls back, as sin^2; x becomes (1 - s) x + s corrupt(x), first by the one
-    that fades out, then by the other. The walk, the peaks, the strengths and the images' order follow from the seed
-    and the number of images before, so a stream can start anywhere. Images come in passes over the data, shuffled
-    (unless `shuffle=False`) and corrupted anew in each. With `quantize` the result is rounded to 8 bits.
+    A seeded walk goes through the corruptions of `order` again and again, in a new order each time. Each one's strength s
+    rises from 0 to a peak drawn from the range `strength` and falls back, as sin^2; x becomes (1 - s) x + s corrupt(x),
+    first by the one that fades out, then by the other. The walk, the peaks, the strengths and the images' order follow
+    from the seed and the number of images before, so a stream can start anywhere. Images come in passes over the data,
+    shuffled (unless `shuffle=False`) and corrupted anew in each. With `quantize` the result is rounded to 8 bits.
     """
     if isinstance(data, CorruptedDataset):
         raise DataError(f"{data.name} has its images already corrupted; a blended stream needs clean ones")
