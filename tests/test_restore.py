@@ -22,10 +22,17 @@ def test_fisher_has_one_threshold_over_all_parameters(quantile: float) -> None:
     assert all(torch.equal(p.grad, g) for p, g in zip(parameters, kept, strict=True)), "the gradients are still needed"
 
 
+def test_a_weight_at_the_threshold_is_not_restored() -> None:
+    parameter = torch.zeros(5)
+    parameter.grad = torch.tensor([4.0, 0.0, 3.0, -1.0, 2.0])             # the median of the squares is one of them, 4
+    assert Fisher(0.5).masks([parameter], torch.Generator())[0].tolist() == [False, True, False, True, False]
+    assert not Fisher(0.0).masks([parameter], torch.Generator())[0].any()
+
+
 def test_a_parameter_without_a_gradient_has_no_information() -> None:
     used, unused = torch.tensor([1.0, -2.0], requires_grad=True), torch.ones(3, requires_grad=True)
-    (used * torch.tensor([3.0, -4.0])).sum().backward()
-    masks = Fisher(0.8).masks([used, unused], torch.Generator())          # squares 9, 16, 0, 0, 0: the threshold is 10.4
+    (used * torch.tensor([0.3, -0.4])).sum().backward()
+    masks = Fisher(0.8).masks([used, unused], torch.Generator())          # squares 0.09, 0.16, 0, 0, 0: the threshold is 0.104
     assert [mask.tolist() for mask in masks] == [[True, False], [True, True, True]]
     assert unused.grad is None
 
