@@ -32,7 +32,7 @@ def test_a_weight_at_the_threshold_is_not_restored() -> None:
 def test_a_parameter_without_a_gradient_has_no_information() -> None:
     used, unused = torch.tensor([1.0, -2.0], requires_grad=True), torch.ones(3, requires_grad=True)
     (used * torch.tensor([0.3, -0.4])).sum().backward()
-    masks = Fisher(0.8).masks([used, unused], torch.Generator())          # squares 0.09, 0.16, 0, 0, 0: the threshold is 0.104
+    masks = Fisher(0.8).masks([used, unused], torch.Generator())   # squares 0.09, 0.16, 0, 0, 0: threshold 0.104
     assert [mask.tolist() for mask in masks] == [[True, False], [True, True, True]]
     assert unused.grad is None
 
