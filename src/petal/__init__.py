@@ -12,8 +12,9 @@ from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_ev
 from petal.guard import Alarm, Guard
 from petal.methods import METHODS, Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, SmallBatch, Source, Tent
 from petal.parallel import ParallelError, parallelize
-from petal.posterior import DiagonalGaussian, fit_swag
+from petal.posterior import DiagonalGaussian
 from petal.restore import Fisher, Stochastic
+from petal.swag import fit_swag
 
 __all__ = [
     "CORRUPTIONS",

@@ -64,9 +64,9 @@ def fingerprint(adapter: Adapter) -> str:
 
 
 def save(adapter: Adapter, path: PathLike, extra: Mapping[str, Any] | None = None) -> None:
-    """Write the adapter's whole state, and `extra` (anything JSON can hold, such as a stream's position) beside it.
+    """Write the adapter's whole state, and `extra` (anything JSON can hold, such as a stream's position) with it.
 
-    The state of torch's own random numbers goes along, on every device. The file appears whole or not at all, and is on
+    The state of torch's own random numbers is included, on every device. The file appears whole or not at all, and is on
     the disk when this returns. Nothing of the adapter changes.
     """
     snapshot = _Snapshot.of(adapter, extra)
@@ -139,7 +139,7 @@ class Checkpoints:
         if idle:                                    # a thread for as long as there is work: none is left at exit
             try:
                 threading.Thread(target=self._write_pending, name="petal-checkpoints").start()
-            except RuntimeError:                    # no thread is to be had
+            except RuntimeError:                    # no thread can be started
                 self._write_pending()
 
     def wait(self) -> None:
@@ -149,7 +149,7 @@ class Checkpoints:
         self._tell()
 
     def close(self) -> None:
-        """Wait, and let go of the memory for copies."""
+        """Wait, and free the memory for copies."""
         self.wait()
         self._spare.clear()
 
@@ -177,7 +177,7 @@ class Checkpoints:
         return None
 
     def clear(self) -> None:
-        """Remove them all, and what an interrupted write left."""
+        """Remove all of them, and what an interrupted write left."""
         self.wait()
         _remove([*self.paths(), *self._left_behind()])
         self._damaged.clear()
@@ -198,7 +198,7 @@ class Checkpoints:
         return self.folder.glob(".checkpoint-*.tmp")
 
     def _write_pending(self) -> None:
-        """What the thread does. It touches host memory only: a CUDA graph may be in the making meanwhile."""
+        """What the thread does. It touches host memory only: a CUDA graph may be being captured meanwhile."""
         while True:
             with self._changed:
                 snapshot, self._pending = self._pending, None

@@ -1,5 +1,8 @@
 """What can go wrong, by name. Every message says what was given and what to do instead."""
 
+import warnings
+from collections.abc import Callable
+
 
 class PetalError(Exception):
     """Anything `petal` raises on purpose; the command line prints its message and no traceback."""
@@ -31,3 +34,15 @@ class StorageError(PetalError):
 
 class PetalWarning(UserWarning):
     """Something that is allowed but probably not what was meant."""
+
+
+def renamed(module: str, **now: type) -> Callable[[str], type]:
+    """A `__getattr__` for a module in which classes have new names: the old ones still work, with a warning."""
+
+    def find(name: str) -> type:
+        if name not in now:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        warnings.warn(f"{module}.{name} is now called {now[name].__name__}", DeprecationWarning, stacklevel=2)
+        return now[name]
+
+    return find

@@ -1,7 +1,8 @@
-"""A stream through a method: answers instead of logits, one record a batch, and the scores of the whole."""
+"""A stream through a method: answers instead of logits, one record per batch, and the scores of the whole."""
 
+import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -11,14 +12,13 @@ from torch import Tensor
 from petal import functional as F
 from petal.errors import DataError
 from petal.methods import Adapter
-
-BINS = 15
+from petal.metrics import BINS, SCORES
 
 
 class Prediction(NamedTuple):
-    """The answer for each sample of a batch: its label, that label's probability, and the predictive entropy in nats.
+    """The answer for each of N samples: its label, that label's probability, and the predictive entropy in nats, each [N].
 
-    `views_used` says whether some sample's answer is an average over augmented views; `probabilities` has every class.
+    `views_used` is True if some sample's answer is an average over augmented views; `probabilities` [N, C] has every class.
     """
 
     label: Tensor
@@ -96,6 +96,24 @@ class Scores:
     brier: float
     ece: float
 
+    @classmethod
+    def pooled(
+        cls, n: Sequence[float], error: Sequence[float], nll: Sequence[float], brier: Sequence[float], counts: Tensor
+    ) -> "Scores":
+        """Over all samples, from the sizes and mean scores of batches and their summed calibration counts [3, bins].
+
+        >>> Scores.pooled([1, 3], [1.0, 0.0], [2.0, 0.0], [1.0, 0.0], torch.tensor([[4.0], [2.0], [3.0]]))
+        Scores(n=4, error=0.25, nll=0.5, brier=0.25, ece=0.25)
+        """
+        total = sum(n)
+        if not total:
+            return cls(0, math.nan, math.nan, math.nan, math.nan)
+
+        def mean(values: Sequence[float]) -> float:
+            return float(sum(v * k for v, k in zip(values, n, strict=True)) / total)
+
+        return cls(int(total), mean(error), mean(nll), mean(brier), F.calibration_error(counts).item())
+
 
 @dataclass(frozen=True)
 class Result:
@@ -122,7 +140,7 @@ def iter_evaluate(
 def evaluate_batch(adapter: Adapter, batch: BatchLike, number: int = 0) -> Record:
     """Predict and adapt to one batch, and score the prediction.
 
-    Labels that cannot be labels are refused before the method sees the batch; those of no class once it has said how many
+    Labels that cannot be labels are refused before the method sees the batch; labels of no class once it has said how many
     classes there are.
     """
     _check_labels(batch, number)
@@ -135,15 +153,8 @@ def evaluate_batch(adapter: Adapter, batch: BatchLike, number: int = 0) -> Recor
     if bool((y >= logits.shape[1]).any()):
         raise _bad_labels(batch, number, f"the network predicts {logits.shape[1]} classes, from 0")
     logits, y = logits.double(), y.long()
-    scores = torch.stack(
-        [
-            (logits.argmax(1) != y).double().mean(),
-            F.nll(logits, y).mean(),
-            F.brier(logits, y).mean(),
-            F.confidence(logits).mean(),
-            F.entropy(logits).mean(),
-        ]
-    ).tolist()
+    each = [*(score(logits, y).double() for score in SCORES.values()), F.confidence(logits), F.entropy(logits)]
+    scores = torch.stack([value.mean() for value in each]).tolist()
     return Record(
         position=int(getattr(batch, "position", number)),
         domain=batch.domain,
@@ -200,10 +211,6 @@ def summarize(records: Iterable[Record]) -> Result:
 
 
 def _pooled(records: list[Record]) -> Scores:
-    n = sum(r.n for r in records)
     counts = torch.tensor([r.calibration for r in records], dtype=torch.float64).sum(0)
-
-    def mean(name: str) -> float:
-        return float(sum(getattr(r, name) * r.n for r in records) / n)
-
-    return Scores(n, mean("error"), mean("nll"), mean("brier"), F.calibration_error(counts).item())
+    n, error, nll, brier = ([getattr(r, name) for r in records] for name in ("n", "error", "nll", "brier"))
+    return Scores.pooled(n, error, nll, brier, counts)

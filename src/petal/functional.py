@@ -54,29 +54,15 @@ def ema_(average: Sequence[Tensor], values: Sequence[Tensor], decay: float) -> N
     torch._foreach_lerp_(list(average), list(values), 1.0 - decay)
 
 
-def squared_grads(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Diagonal Fisher information of one batch: the gradient of its objective, squared (Alg. 2, l. 13).
+def quantile_(flat: Tensor, q: float) -> Tensor:
+    """The `q`-quantile of a flat tensor, linear between the two nearest order statistics, which are exact.
 
-    A parameter that took no part in the objective has no gradient, and its information is zero.
-    """
-    return [torch.zeros_like(p) if p.grad is None else p.grad.square() for p in parameters]
+    The tensor is not copied and may come back in another order. `torch.quantile` sorts, and refuses more than 16 million
+    elements; this selects, and takes any number. A NaN anywhere makes the result unspecified.
 
-
-def quantile(values: Tensor | Sequence[Tensor], q: float) -> Tensor:
-    """The `q`-quantile over all elements of all tensors, linear between the two nearest order statistics.
-
-    `torch.quantile` sorts, and refuses more than 16 million elements; this selects, and takes any number. The two
-    order statistics are exact; a NaN anywhere makes the result unspecified.
-
-    >>> quantile([torch.arange(4.0), torch.tensor([10.0])], 0.625)
+    >>> quantile_(torch.tensor([10.0, 0.0, 1.0, 2.0, 3.0]), 0.625)
     tensor(2.5000)
     """
-    tensors = [values] if isinstance(values, Tensor) else values
-    return quantile_(torch.cat([v.detach().reshape(-1) for v in tensors]), q)
-
-
-def quantile_(flat: Tensor, q: float) -> Tensor:
-    """`quantile` of a flat tensor that may come back in another order: no copy is made of it."""
     if not 0.0 <= q <= 1.0:
         raise ValueError(f"a quantile lies in [0, 1], got {q}")
     count = flat.numel()
@@ -122,7 +108,7 @@ def restore_(parameters: Sequence[Tensor], source: Sequence[Tensor], masks: Sequ
 
 
 def all_finite(tensors: Sequence[Tensor]) -> Tensor:
-    """Whether every element of every tensor is finite, as one boolean on their device.
+    """True if every element of every tensor is finite, as one boolean tensor on their device.
 
     >>> all_finite([torch.ones(2), torch.tensor([1.0, float("nan")])])
     tensor(False)
@@ -132,6 +118,11 @@ def all_finite(tensors: Sequence[Tensor]) -> Tensor:
         return torch.tensor(True)
     largest = torch._foreach_norm(filled, math.inf)  # the largest magnitude; NaN and Inf carry through
     return torch.stack([value.isfinite() for value in largest]).all()
+
+
+def wrong(logits: Tensor, labels: Tensor) -> Tensor:
+    """True for every sample whose most probable class is not its label."""
+    return logits.argmax(1) != labels
 
 
 def brier(logits: Tensor, labels: Tensor) -> Tensor:

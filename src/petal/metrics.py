@@ -1,4 +1,4 @@
-"""Error, NLL, Brier score and calibration error as torchmetrics metrics, fed with logits and labels.
+"""Error, NLL, Brier score and calibration error as torchmetrics metrics of logits and labels, and `SCORES` of samples.
 
 torchmetrics has no Brier score and no NLL of a prediction, and its calibration error keeps every confidence it ever saw.
 These keep sums only, so they can watch a stream for as long as it lasts; the base class brings reset, device moves and
@@ -13,6 +13,10 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from petal import functional as F
+
+#: from logits [N, C] and labels [N] to the score of each sample [N]; that of a batch or a stream is the mean
+SCORES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"error": F.wrong, "nll": F.nll, "brier": F.brier}
+BINS = 15
 
 
 class MeanOverSamples(Metric):
@@ -39,10 +43,6 @@ class MeanOverSamples(Metric):
         return self.total / self.count
 
 
-def _wrong(logits: Tensor, labels: Tensor) -> Tensor:
-    return logits.argmax(1) != labels
-
-
 class Error(MeanOverSamples):
     """Share of wrong labels.
 
@@ -52,21 +52,21 @@ class Error(MeanOverSamples):
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(_wrong, **kwargs)
+        super().__init__(SCORES["error"], **kwargs)
 
 
 class NLL(MeanOverSamples):
     """Mean negative log-likelihood of the true label."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(F.nll, **kwargs)
+        super().__init__(SCORES["nll"], **kwargs)
 
 
 class Brier(MeanOverSamples):
     """Brier score: summed over classes, mean over samples."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(F.brier, **kwargs)
+        super().__init__(SCORES["brier"], **kwargs)
 
 
 class CalibrationError(Metric):
@@ -81,7 +81,7 @@ class CalibrationError(Metric):
     higher_is_better = False
     counts: Tensor
 
-    def __init__(self, bins: int = 15, **kwargs: Any) -> None:
+    def __init__(self, bins: int = BINS, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if bins < 1:
             raise ValueError(f"calibration needs at least one bin, got {bins}")

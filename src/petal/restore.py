@@ -1,4 +1,4 @@
-"""Which weights go back to the source after a step. A restore makes masks; the method applies them."""
+"""Which weights are restored to the source after a step. A restore makes masks; the method applies them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Restore(Protocol):
     """Anything that says which weights to put back, given the parameters with their gradients of this step."""
 
     def masks(self, parameters: Sequence[Tensor], generator: torch.Generator) -> list[Tensor]:
-        """One boolean tensor a parameter: True where the source's weight comes back."""
+        """One boolean tensor per parameter: True where the source's weight is restored."""
         ...
 
 

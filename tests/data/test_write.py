@@ -152,7 +152,7 @@ def test_progress(tmp_path):
     write_corrupted(digits(), tmp_path, names=["fog", "contrast"], images=5, batch_size=3, progress=calls.append)
     assert [c.done for c in calls if c.corruption == "fog"] == [0, 3, 6, 9, 12, 15, 17, 19, 21, 23, 25]
     assert {c.total for c in calls} == {50}
-    assert calls[-1] == write.Progress("contrast", 50, 50)
+    assert calls[-1] == write.WriteProgress("contrast", 50, 50)
 
 
 # -- whole or not at all, and again ------------------------------------------------------------------------------------
@@ -367,3 +367,12 @@ def test_folders_of_mixed_sizes_and_names(tmp_path):
     shutil.copy(clean / "b" / "z.png", clean / "b" / "z.jpg")
     with pytest.raises(DataError, match=r"two images would be written as b/z\.png"):
         write_corrupted(image_folder(clean, size=16), tmp_path / "e", names=["contrast"])
+
+
+def test_the_earlier_name_of_progress_still_works():
+    from petal import data
+
+    with pytest.warns(DeprecationWarning, match="WriteProgress"):
+        assert data.Progress is write.WriteProgress
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = data.nothing

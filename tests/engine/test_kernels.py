@@ -18,7 +18,7 @@ from dataclasses import replace
 from petal.augment import Views
 from petal.engine import kernels, normalise, passes, views
 from petal.engine.passes import Rule
-from petal.functional import quantile
+from petal.functional import quantile_
 from petal.methods.network import ViewSource
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -36,7 +36,7 @@ for count, q in itertools.product((1, 5, 1000, 8001), (0.0, 0.03, 1.0)):
     g = torch.randn(count, device=device) * torch.randn(count, device=device).exp() * 1e-3
     if count == 1000:
         g[:300], g[300:400], g[400:410] = 0, 0.5, 1e-41
-    expected = quantile(g.square(), q).item()
+    expected = quantile_(g.square(), q).item()
     assert kernels.squared_quantile(g, q).item() == expected, (count, q)
     # bounds from a sample: found, missed (sorted values fool the stride), and with no room between them
     if count > 1000:
@@ -45,7 +45,7 @@ for count, q in itertools.product((1, 5, 1000, 8001), (0.0, 0.03, 1.0)):
         fooled = torch.zeros_like(g)
         fooled[:: (count // 512) | 1] = 1.0
         fooled[1:9] = torch.arange(8, device=device)
-        assert kernels.squared_quantile(fooled, q, sample=512, room=2048).item() == quantile(fooled.square(), q).item(), q
+        assert kernels.squared_quantile(fooled, q, sample=512, room=2048).item() == quantile_(fooled.square(), q).item(), q
 
 # the two sweeps
 count = 3001

@@ -12,9 +12,9 @@ from torch import Tensor
 from petal import ConfigError, DiagonalGaussian, ModelError, models
 from petal.checkpoint import digest
 from petal.data import digits, from_arrays
-from petal.posterior import FitProgress
 from petal.recipes import FitSettings, Loader, fit, train
 from petal.recipes.fit import TrainProgress, clean_error
+from petal.swag import FitProgress
 
 SETTINGS = FitSettings(epochs=3, lr=0.05, batch_size=20, crop=2, flip=False, swag_epochs=2, swag_batch_size=20)
 

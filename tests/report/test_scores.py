@@ -11,12 +11,12 @@ import pytest
 from petal.errors import DataError
 from petal.report import METRICS, load
 from petal.report.html import html
-from petal.report.scores import Row, Section
+from petal.report.scores import ResultRow, Section
 
 from .fakes import DOMAINS, ROWS, write_run
 
 
-def row_of(section: Section, label: str) -> Row:
+def row_of(section: Section, label: str) -> ResultRow:
     return next(row for row in section.rows if row.label == label)
 
 
@@ -127,6 +127,12 @@ def test_fidelity_and_options_tell_rows_apart(tmp_path: Path) -> None:
         {"recipe": "cifar100"},
         {"weights": {"sha256": "other"}},
         {"data": {"sha256": "other"}},
+        {"stream": "mixed"},
+        {"stream_seed": 7},
+        {"images": 200},
+        {"visits": 2},
+        {"label_correlation": 0.1},
+        {"network": "resnet-50"},
     ],
 )
 def test_what_cannot_be_compared_stands_in_two_tables(tmp_path: Path, change: dict) -> None:
@@ -206,3 +212,14 @@ def test_shares_and_times(run: Path) -> None:
     assert row.seconds == pytest.approx(np.median([line["seconds"] for line in lines]))
     assert row.images == 4 * 6 * 40
     np.testing.assert_allclose(row.calibration, np.sum([line["calibration"] for line in lines], axis=0))
+
+
+def test_the_earlier_names_still_work() -> None:
+    from petal import report
+
+    with pytest.warns(DeprecationWarning, match="JobFolder"):
+        assert report.Job is report.JobFolder
+    with pytest.warns(DeprecationWarning, match="ResultRow"):
+        assert report.Row is report.ResultRow
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = report.nothing

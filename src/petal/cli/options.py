@@ -14,10 +14,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from petal.errors import ConfigError, PetalWarning
-from petal.posterior import FitProgress
 from petal.recipes import Recipe
 from petal.recipes.fit import TrainProgress
 from petal.recipes.setup import load_posterior, make_source, open_test, open_train, source_network
+from petal.swag import FitProgress
 
 __all__ = [
     "bar",

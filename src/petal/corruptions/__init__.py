@@ -8,11 +8,11 @@ Fifteen corruptions make up the benchmark (`CORRUPTIONS`, in its order), four mo
 of one severity and the images' random numbers; it returns the changed images, which `corrupt` clips.
 
 All randomness of an image comes from its 64-bit key (see `random.py`): the same key gives the same image, whatever else
-is in the batch. Images are worked on in chunks, so that memory stays bounded however large the batch.
+is in the batch. Images are processed in chunks, so that memory stays bounded however large the batch.
 
 To add a corruption: write such a function, put it into `REGISTRY`, its five settings for every profile into `CONSTANTS`,
 its name into `VALIDATION_CORRUPTIONS`, and the least image side, where it has one, into `_least_side`. It must draw from
-`rng` only and treat every image alone.
+`rng` only and treat every image by itself.
 """
 
 from collections.abc import Callable, Sequence
@@ -76,7 +76,7 @@ def corrupt(
     keys: Tensor | None = None,
     codec: Codec = "auto",
 ) -> Tensor:
-    """Corrupted images; x is left as it is.
+    """Corrupted images; x is not changed.
 
     Args:
         x: images, floating point, [N, 3, H, W] in [0, 1], on any device.
@@ -134,7 +134,7 @@ def corrupt(
 
 
 def image_keys(seed: int, name: str, severity: int, index: Sequence[int] | Tensor) -> Tensor:
-    """One key an image, int64 [N], that depends on the seed, the corruption, the severity and the image's index only.
+    """One key per image, int64 [N], that depends only on the seed, the corruption, the severity and the image's index.
 
     >>> image_keys(0, "fog", 5, [3, 4]).tolist() == [int(image_keys(0, "fog", 5, [i])[0]) for i in (3, 4)]
     True

@@ -59,7 +59,7 @@ def disk_kernel(radius: float, smoothing: float) -> tuple[tuple[int, int, float]
 
 
 def glass_blur(x: Tensor, c: tuple[float, int, int], rng: KeyedRandom) -> Tensor:
-    """Blur, truncate to 8 bits, let pixels take the values of near ones, `passes` times in turn, and blur again."""
+    """Blur, truncate to 8 bits, let pixels take the values of near ones in `passes` passes, and blur again."""
     sigma, distance, passes = c
     channels, height, width = x.shape[1:]
     levels = linear.blur(x, sigma).mul(255.0).floor_().div_(255.0)
@@ -112,7 +112,7 @@ def motion_filter(x: Tensor, radius: int, sigma: float, angle: Tensor) -> Tensor
     """One-sided motion blur: 2 radius + 1 taps of half-Gaussian weight along the direction, each at a whole pixel.
 
     Tap i lies at ceil(i cos - 1/2) columns and ceil(i sin - 1/2) rows; pixels beyond the edge repeat the last one.
-    angle is in degrees, one an image. Taps too light to count in float32 are left out.
+    angle is in degrees, one per image. Taps too light to count in float32 are left out.
     """
     height, width = x.shape[-2:]
     taps = np.arange(2 * radius + 1)

@@ -33,7 +33,7 @@ def saturate(x: Tensor, c: tuple[float, float], rng: KeyedRandom) -> Tensor:
 
 
 def contrast(x: Tensor, c: float, rng: KeyedRandom) -> Tensor:
-    """(x - mean) c + mean, with the mean of each image and channel."""
+    """(x - mean) c + mean, with one mean per image and channel."""
     mean = x.double().mean(dim=(2, 3), keepdim=True).to(x.dtype)
     return (x - mean).mul_(c).add_(mean)
 
@@ -87,7 +87,7 @@ def elastic_transform(x: Tensor, c: tuple[float, float, float, float], rng: Keye
 
 
 def _affine_inverse(moves: Tensor, height: int, width: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """The map that takes each moved point back: its rows (xx, xy, x0), (yx, yy, y0), a number an image each.
+    """The map that takes each moved point back: its rows (xx, xy, x0), (yx, yy, y0), each one number per image.
 
     moves [N, 3, 2] are the displacements (columns, rows) of (cx+s, cy+s), (cx+s, cy-s), (cx-s, cy-s).
     """

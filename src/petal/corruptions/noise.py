@@ -1,4 +1,4 @@
-"""Noise: each value of the picture on its own."""
+"""Noise: every value of an image by itself."""
 
 from functools import lru_cache
 

@@ -57,7 +57,7 @@ def fog(x: Tensor, c: tuple[float, float], rng: KeyedRandom) -> Tensor:
 def plasma(side: int, decay: float, rng: KeyedRandom) -> Tensor:
     """A cloud in [0, 1] by the diamond-square scheme on a torus, float32 [N, side, side]; side is a power of two.
 
-    Each new point is the mean of its four neighbours plus noise uniform in -w^2..w^2; w falls by `decay` a level.
+    Each new point is the mean of its four neighbours plus noise uniform in -w^2..w^2; w falls by `decay` per level.
     """
     height = torch.zeros(len(rng.keys), side, side, device=rng.keys.device)
     step, wobble = side, 100.0
@@ -135,7 +135,7 @@ def canny(levels: Tensor, low: float, high: float) -> Tensor:
     slanted = torch.where(same_sign, falling, rising)
     thin = torch.where(rise < flat, across, torch.where(rise > steep, along, slanted)) & (size > low)
 
-    # what is connected to a strong edge stays; looked at every eight steps, so that a device is seldom waited for
+    # what is connected to a strong edge stays; checked every eight steps, so that the device is seldom waited for
     edges = (thin & (size > high)).float()
     allowed = thin.float()
     while True:

@@ -75,7 +75,7 @@ class CifarC(CorruptedDataset):
         check_labels(labels, len(labels), count, str(where))
         blocks = labels.reshape(SEVERITIES, self._size)
         if not (blocks == blocks[0]).all():
-            raise DataError(f"{where}: expected the same {self._size} labels once a severity, in the same order")
+            raise DataError(f"{where}: expected the same {self._size} labels once per severity, in the same order")
         self._labels = blocks[0]
         if count == 10 and self.classes is None and not written:
             self.classes = CIFAR10_CLASSES
@@ -211,11 +211,11 @@ class _Array:
 
 
 class _BatchUnpickler(pickle.Unpickler):
-    """Knows the names a uint8 array is pickled under, as stand-ins, and no other."""
+    """Knows the names that a pickled uint8 array uses, as stand-ins, and no others."""
 
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__(file, encoding="bytes")
-        # Made anew for every file: a pickle may set attributes on what it is handed, and that must not outlive it.
+        # New for every file: a pickle may set attributes on what it is given, and they must not outlive it.
         self._known: dict[str, Callable[..., object] | str] = {
             "numpy.ndarray": "ndarray",
             "numpy.dtype": lambda code, *ignored: _DType(code),

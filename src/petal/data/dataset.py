@@ -1,4 +1,4 @@
-"""What a dataset is here: numbered images with labels, read a batch of indices at a time.
+"""What a dataset is here: numbered images with labels, read by lists of indices.
 
 Shapes: x float32 [n, 3, H, W] in [0, 1]; y int64 [n]; indices int64 [n].
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from petal.errors import DataError
 
-MANIFEST = "petal.json"         # in a folder that `petal corrupt` wrote: what of, and how
+MANIFEST = "petal.json"         # in a folder that `petal corrupt` wrote: from what data, and how
 
 Indices = Tensor | NDArray[np.integer[Any]] | Sequence[int]
 
@@ -79,12 +79,12 @@ class CorruptedDataset(Dataset):
         """The images of one corruption at severity 1..5."""
 
     def read(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Refused: which corruption is meant?"""
+        """Refused: images exist only under a corruption."""
         raise DataError(f"{self.name} holds corrupted images only; read one corruption with .corrupted(name, severity)")
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What `petal corrupt` says of a folder that it wrote; nothing for other folders."""
+    """What `petal corrupt` noted in a folder that it wrote; empty for other folders."""
     path = folder / MANIFEST
     if not path.is_file():
         return {}
@@ -103,13 +103,20 @@ def check_severity(severity: int) -> int:
     return severity
 
 
+def check_whole(what: str, value: int, least: int) -> int:
+    """`value` if it is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise DataError(f"{what} must be a whole number of at least {least}; got {value!r}")
+    return value
+
+
 def check_labels(labels: NDArray[Any], count: int, classes: int | None, where: str) -> NDArray[Any]:
     """`labels` if there are `count` of them, whole numbers in 0..classes-1."""
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         raise DataError(f"{where}: expected whole-number labels in one dimension, found {labels.dtype}"
                         f" of shape {list(labels.shape)}")
     if len(labels) != count:
-        raise DataError(f"{where}: expected {count} labels, one an image; found {len(labels)}")
+        raise DataError(f"{where}: expected {count} labels, one per image; found {len(labels)}")
     if count:
         low, high = int(labels.min()), int(labels.max())
         if low < 0 or (classes is not None and high >= classes):
@@ -133,7 +140,7 @@ def to_unit(images: NDArray[Any], where: str) -> Tensor:
 
 
 def channels_last(shape: Sequence[int], where: str) -> bool:
-    """Whether colour is the last axis of four; an error where neither layout fits."""
+    """True if colour is the last of four axes; an error where neither layout fits."""
     if len(shape) == 4 and shape[3] == 3:
         return True
     if len(shape) == 4 and shape[1] == 3:

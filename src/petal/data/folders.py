@@ -104,8 +104,8 @@ def _entries(folder: Path, what: str) -> list[os.DirEntry[str]]:
 
 
 def list_classes(folder: Path) -> tuple[str, ...]:
-    """The class folders in `folder`, sorted: their place is their label."""
-    return tuple(entry.name for entry in _entries(folder, "one folder a class") if entry.is_dir())
+    """The class folders in `folder`, sorted: their position is their label."""
+    return tuple(entry.name for entry in _entries(folder, "one folder per class") if entry.is_dir())
 
 
 def list_images(folder: Path, classes: Iterable[str]) -> list[str]:
@@ -154,7 +154,7 @@ def _reference(folder: Path, classes: Sequence[str] | None) -> _Ids:
         raise DataError(f"{folder / unknown[0]}: a class folder that is not among the {len(names)} classes given")
     images = list_images(folder, [label for label in names if label in set(found)])
     if not images:
-        raise DataError(f"{folder}: no images; expected one folder a class with {', '.join(sorted(SUFFIXES))} files")
+        raise DataError(f"{folder}: no images; expected one folder per class with {', '.join(sorted(SUFFIXES))} files")
     number = {label: k for k, label in enumerate(names)}
     labels = np.array([number[image.partition("/")[0]] for image in images], dtype=np.int64)
     return _Ids(tuple(images), labels, names)
@@ -163,7 +163,7 @@ def _reference(folder: Path, classes: Sequence[str] | None) -> _Ids:
 def read_ids(
     path: str | Path, folders: Sequence[str], classes: Sequence[str] | None = None
 ) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-    """A list of images, a line each: `class/file`, on every line or on none followed by the label (space, tab, comma).
+    """A list of images, one per line: `class/file`, followed on every line or on none by the label (space, tab, comma).
 
     A line without a label gets its class folder's place in `classes`, or in `folders` where no classes are given. With
     `classes` a label must agree with them. Blank lines and lines that begin with # are skipped.
@@ -238,7 +238,7 @@ class CorruptedTree(CorruptedDataset):
             self._ids = _Ids(images, labels, self.classes)
             place = {folder: k for k, folder in enumerate(self.classes)}
             if any(place.get(image.partition("/")[0]) != label for image, label in zip(images, labels, strict=True)):
-                self.classes = None         # the list numbers the classes its own way and does not name them all
+                self.classes = None         # the list has its own numbers for the classes and does not name them all
 
     @property
     def corruptions(self) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Finding out what lies at a path."""
+"""Recognising the kind of dataset at a path."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from petal.errors import DataError
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of dataset: what it looks like, in words and as a test of a path, and what opens it."""
+    """A kind of dataset: its looks in words, a test of a path for them, and the function that opens it."""
 
     looks: str
     fits: Callable[[Path], bool]
@@ -49,7 +49,7 @@ def _open_tree(path: Path, **options: Any) -> Dataset:
     return imagenet_c(path, **options)
 
 
-# Looked for in this order; the first that fits is opened.
+# Tried in this order; the first that fits is opened.
 KINDS: dict[str, Kind] = {
     "npz": Kind("an .npz file with images and labels", lambda path: path.suffix == ".npz" and path.is_file(), npz),
     "cifar-c": Kind(

@@ -1,11 +1,11 @@
-"""Writing a corrupted benchmark of clean images: what the streams make as they run, as files.
+"""Writing a corrupted benchmark made of clean images: what the streams compute as they run, as files.
 
 Two layouts. "npy" is CIFAR-10-C's: `<corruption>.npy` uint8 [5n, H, W, 3], severities stacked, and `labels.npy` with the
 n labels five times. "folders" is ImageNet-C's: `<corruption>/<severity>/<class>/<image>.png` (or .jpg). Both are read
-back by `open_dataset`. A file `petal.json` says what was written and from what; it is how a later run knows its own.
+back by `open_dataset`. A file `petal.json` says what was written and from what; by it a later run recognises the folder.
 
-A corruption's npy file, and a severity's folder, appear whole or not at all. A run that was interrupted is repeated with
-the same arguments: what is finished stays, the rest is made. Pixels are those of a stream over the same images with the
+A corruption's npy file, and a severity's folder, appear whole or not at all. Repeat an interrupted run with the
+same arguments: what is finished stays, the rest is made. Pixels are those of a stream over the same images with the
 same seed, truncated to 8 bits (JPEG files lose some of that; PNG files do not).
 """
 
@@ -31,14 +31,14 @@ from petal import corruptions
 from petal._files import replacing
 from petal._version import __version__
 from petal.data.cifar import SEVERITIES, map_npy
-from petal.data.dataset import MANIFEST, CorruptedDataset, Dataset, check_severity, read_manifest
+from petal.data.dataset import MANIFEST, CorruptedDataset, Dataset, check_severity, check_whole, read_manifest
 from petal.data.folders import FileDataset, list_classes, list_images
-from petal.data.streams import Setup
+from petal.data.streams import StreamBuilder
 from petal.errors import DataError
 
 Layout = Literal["auto", "npy", "folders"]
 ALL_SEVERITIES = tuple(range(1, SEVERITIES + 1))
-#: suffix -> how Pillow is to save it; JPEG as ImageNet-C's files were
+#: suffix -> options of Pillow's save; JPEG as in ImageNet-C's files
 FORMATS: dict[str, dict[str, Any]] = {
     "png": {"format": "PNG", "compress_level": 1},
     "jpg": {"format": "JPEG", "quality": 85, "optimize": True},
@@ -51,8 +51,8 @@ Put = Callable[[int, int, NDArray[np.uint8]], None]     # severity, first image,
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a run is: images written, of all that it has to write; a picture counts once a severity."""
+class WriteProgress:
+    """How far a run is: images written, of all that it has to write; an image counts once per severity."""
 
     corruption: str
     done: int
@@ -85,17 +85,17 @@ def write_corrupted(
     device: torch.device | str | None = None,
     image_format: str = "png",
     overwrite: bool = False,
-    progress: Callable[[Progress], None] | None = None,
+    progress: Callable[[WriteProgress], None] | None = None,
 ) -> Written:
     """Write the corrupted images of `data` to the folder `out`.
 
     `layout="auto"` is "folders" for images in files and "npy" for others; `profile="auto"` is "cifar" for sides up to 96
-    pixels and "imagenet" for larger ones. `images` takes the first so many. An npy file always has room for all five
-    severities; those not asked for are a hole in the file, which `open_dataset` refuses to read.
+    pixels and "imagenet" for larger ones. `images` takes only the first so many. An npy file always has room for all
+    five severities; those not asked for are a hole in the file, which `open_dataset` refuses to read.
 
-    Nothing is written where something else lies: `out` must be new, empty, or from a run with the same arguments
-    (corruptions may be added, in folders also severities). `overwrite` makes finished files anew, also with other
-    arguments as long as none of the old ones would stay beside them.
+    Nothing else is overwritten: `out` must be new, empty, or from a run with the same arguments
+    (corruptions may be added, in folders also severities). `overwrite` makes finished files again, also with other
+    arguments as long as no old file would stay beside the new ones.
 
     >>> import tempfile
     >>> from petal.data import digits, open_dataset
@@ -113,8 +113,7 @@ def write_corrupted(
         raise DataError(f"profile is 'auto', 'cifar' or 'imagenet', not {profile!r}")
     if image_format not in FORMATS:
         raise DataError(f"image_format is {' or '.join(map(repr, FORMATS))}, not {image_format!r}")
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise DataError(f"batch_size must be a whole number of at least 1; got {batch_size!r}")
+    check_whole("batch_size", batch_size, 1)
     names = tuple(dict.fromkeys(names))
     severities = tuple(sorted({check_severity(severity) for severity in severities}))
     if not names or not severities:
@@ -124,71 +123,71 @@ def write_corrupted(
     first, _ = data.batch([0])
     side = max(first.shape[2:])
     chosen: corruptions.Profile = ("cifar" if side <= _LARGEST_SMALL else "imagenet") if profile == "auto" else profile
-    setup = Setup(data, images=images, seed=seed, profile=chosen, device=device)
-    for name in names:          # of no images: only the arguments are checked, before hours of work instead of after
+    builder = StreamBuilder(data, images=images, seed=seed, profile=chosen, device=device)
+    for name in names:          # of no images: checks the arguments before hours of work instead of after
         for severity in severities:
             corruptions.corrupt(first[:0], name, severity, chosen)
 
     in_files = layout == "folders" or (layout == "auto" and isinstance(data, FileDataset))
     size = (first.shape[2], first.shape[3])
     out = Path(out)
-    writer = _Folders(out, setup, size, image_format) if in_files else _Npy(out, setup, size, severities)
+    writer = _Folders(out, builder, size, image_format) if in_files else _Npy(out, builder, size, severities)
     try:
-        return _write(writer, setup, names, severities, batch_size, overwrite, progress or (lambda progress: None))
+        return _write(writer, builder, names, severities, batch_size, overwrite, progress or (lambda progress: None))
     except OSError as error:
         raise DataError(f"{error.filename or out}: cannot write ({error.strerror or error})") from error
 
 
 def _write(
     writer: "_Writer",
-    setup: Setup,
+    builder: StreamBuilder,
     names: tuple[str, ...],
     severities: tuple[int, ...],
     batch_size: int,
     overwrite: bool,
-    progress: Callable[[Progress], None],
+    progress: Callable[[WriteProgress], None],
 ) -> Written:
     wanted = [unit for name in names for unit in writer.units(name, severities)]
     writer.claim(wanted, overwrite)
     todo = {name: severities if overwrite else writer.missing(name, severities) for name in names}
     todo = {name: missing for name, missing in todo.items() if missing}
-    total = sum(map(len, todo.values())) * setup.size
+    total = sum(map(len, todo.values())) * builder.size
     writer.check_space(total)
     writer.begin(overwrite)
 
     done = 0
     for name, missing in todo.items():
-        progress(Progress(name, done, total))
+        progress(WriteProgress(name, done, total))
         with writer.open(name, missing) as put:
-            for start in range(0, setup.size, batch_size):
-                index = setup.chosen[start : start + batch_size]
-                x, _ = setup.data.batch(index)
+            for start in range(0, builder.size, batch_size):
+                index = builder.chosen[start : start + batch_size]
+                x, _ = builder.data.batch(index)
                 if tuple(x.shape[2:]) != writer.size:
-                    raise DataError(f"{setup.data.name}: images {start} and following are {list(x.shape[2:])}, image 0"
+                    raise DataError(f"{builder.data.name}: images {start} and following are {list(x.shape[2:])}, image 0"
                                     f" is {list(writer.size)}; a size (224, say) brings all images of a folder to one")
-                x = x if setup.device is None else x.to(setup.device)
+                x = x if builder.device is None else x.to(builder.device)
                 for severity in missing:
-                    y = setup.corrupt(x, name, severity, index, quantize=True)
+                    y = builder.corrupt(x, name, severity, index, quantize=True)
                     put(severity, start, y.mul_(255).round_().byte().permute(0, 2, 3, 1).contiguous().cpu().numpy())
                     done += len(index)
-                    progress(Progress(name, done, total))
+                    progress(WriteProgress(name, done, total))
     made = tuple(unit for name, missing in todo.items() for unit in writer.units(name, missing))
     kept = tuple(unit for unit in wanted if unit not in made)
-    return Written(writer.out, writer.layout, setup.profile, setup.size, made, kept)
+    return Written(writer.out, writer.layout, builder.profile, builder.size, made, kept)
 
 
 class _Writer(ABC):
-    """A layout: which units it has (files or folders that appear whole), which are there, and how to make them."""
+    """A layout: its units (files or folders that appear whole), which of them exist, and how to make them."""
 
     layout: str
 
-    def __init__(self, out: Path, setup: Setup, size: tuple[int, int]) -> None:
-        self.out, self.setup, self.size = out, setup, size
+    def __init__(self, out: Path, builder: StreamBuilder, size: tuple[int, int]) -> None:
+        self.out, self.builder, self.size = out, builder, size
         self.settings: dict[str, Any] = {
-            "layout": self.layout, "data": setup.data.fingerprint(), "images": setup.size, "size": list(size),
-            "seed": setup.seed, "profile": setup.profile,
+            "layout": self.layout, "data": builder.data.fingerprint(), "images": builder.size, "size": list(size),
+            "seed": builder.seed, "profile": builder.profile,
         }  # fmt: skip
-        self.classes = None if setup.data.classes is None else list(setup.data.classes)
+        self.classes = None if builder.data.classes is None else list(builder.data.classes)
 
     @abstractmethod
     def units(self, name: str, severities: Sequence[int]) -> list[str]:
@@ -196,15 +195,15 @@ class _Writer(ABC):
 
     @abstractmethod
     def existing(self) -> set[str]:
-        """All units that are there."""
+        """All units that exist."""
 
     @abstractmethod
     def missing(self, name: str, severities: Sequence[int]) -> tuple[int, ...]:
-        """The severities that are not there yet; an error where something else lies in their place."""
+        """The severities that do not exist yet; an error where something else is in their place."""
 
     @abstractmethod
     def open(self, name: str, severities: Sequence[int]) -> Any:
-        """A context with a `Put`; the units are there once it ends well."""
+        """A context with a `Put`; the units exist once it ends without an error."""
 
     def begin(self, overwrite: bool) -> None:
         """Write what comes before the images."""
@@ -215,7 +214,7 @@ class _Writer(ABC):
                 temporary.write_text(text, encoding="utf-8")
 
     def claim(self, wanted: Sequence[str], overwrite: bool) -> None:
-        """Refuse a place that is another's; clear away what dead runs left, and what new settings make untrue."""
+        """Refuse a folder with other content; remove what dead runs left, and what new settings make wrong."""
         if self.out.exists() and not self.out.is_dir():
             raise DataError(f"{self.out}: is a file; expected a folder, or nothing yet")
         if not self.out.is_dir():
@@ -240,7 +239,7 @@ class _Writer(ABC):
         if staying:
             raise DataError(f"{self.out}: was written otherwise ({what}), and {staying[0]} would stay as it is; overwrite"
                             " all of it, or choose another folder")
-        for unit in self.existing():                # an interrupted overwrite must not leave old ones among the new
+        for unit in self.existing():                # an interrupted overwrite must not leave old units among new ones
             _remove(self.out / unit)
 
     def check_space(self, count: int) -> None:
@@ -262,11 +261,11 @@ class _Npy(_Writer):
 
     layout = "npy"
 
-    def __init__(self, out: Path, setup: Setup, size: tuple[int, int], severities: tuple[int, ...]) -> None:
-        super().__init__(out, setup, size)
+    def __init__(self, out: Path, builder: StreamBuilder, size: tuple[int, int], severities: tuple[int, ...]) -> None:
+        super().__init__(out, builder, size)
         self.settings["severities"] = list(severities)
-        self.shape = (SEVERITIES * setup.size, *size, 3)
-        labels = setup.data.labels[setup.chosen].numpy()
+        self.shape = (SEVERITIES * builder.size, *size, 3)
+        labels = builder.data.labels[builder.chosen].numpy()
         self.labels = np.tile(labels.astype(np.uint8) if labels.max() < 256 else labels, SEVERITIES)
 
     def units(self, name: str, severities: Sequence[int]) -> list[str]:
@@ -290,14 +289,14 @@ class _Npy(_Writer):
         path = self.out / "labels.npy"
         if path.exists() and not overwrite:
             if not np.array_equal(map_npy(path), self.labels):
-                raise DataError(f"{path}: holds other labels than {self.setup.data.name}; remove or overwrite it")
+                raise DataError(f"{path}: holds other labels than {self.builder.data.name}; remove or overwrite it")
             return
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.save(file, self.labels)
 
     @contextmanager
     def open(self, name: str, severities: Sequence[int]) -> Iterator[Put]:
-        count = self.setup.size
+        count = self.builder.size
         with replacing(self.out / f"{name}.npy") as temporary:
             rows = np.lib.format.open_memmap(temporary, "w+", np.uint8, self.shape)
             block = count * self.bytes_each()
@@ -319,17 +318,17 @@ class _Folders(_Writer):
 
     layout = "folders"
 
-    def __init__(self, out: Path, setup: Setup, size: tuple[int, int], image_format: str) -> None:
-        super().__init__(out, setup, size)
+    def __init__(self, out: Path, builder: StreamBuilder, size: tuple[int, int], image_format: str) -> None:
+        super().__init__(out, builder, size)
         self.settings["format"] = image_format
         self.image_format = image_format
-        labels = setup.data.labels[setup.chosen].tolist()
-        self.classes = _class_folders(setup.data.classes, int(setup.data.labels.max()) + 1)
-        stems = _stems(setup)
+        labels = builder.data.labels[builder.chosen].tolist()
+        self.classes = _class_folders(builder.data.classes, int(builder.data.labels.max()) + 1)
+        stems = _stems(builder)
         self.files = [f"{self.classes[label]}/{stem}.{image_format}" for label, stem in zip(labels, stems, strict=True)]
         twice, count = Counter(self.files).most_common(1)[0]
         if count > 1:
-            raise DataError(f"{setup.data.name}: two images would be written as {twice}; give one of them another name")
+            raise DataError(f"{builder.data.name}: two images would be written as {twice}; give one of them another name")
 
     def units(self, name: str, severities: Sequence[int]) -> list[str]:
         return [f"{name}/{severity}" for severity in severities]
@@ -436,12 +435,12 @@ def _class_folders(classes: Sequence[str] | None, count: int) -> list[str]:
     return [f"{label:0{len(str(len(plain) - 1))}}_{name}" for label, name in enumerate(plain)]
 
 
-def _stems(setup: Setup) -> list[str]:
+def _stems(builder: StreamBuilder) -> list[str]:
     """A name for every image used: its file's, or its number in the dataset."""
-    numbers = setup.chosen.tolist()
-    if isinstance(setup.data, FileDataset):
-        return [setup.data.paths[i].stem for i in numbers]
-    return [f"{i:0{len(str(len(setup.data) - 1))}}" for i in numbers]
+    numbers = builder.chosen.tolist()
+    if isinstance(builder.data, FileDataset):
+        return [builder.data.paths[i].stem for i in numbers]
+    return [f"{i:0{len(str(len(builder.data) - 1))}}" for i in numbers]
 
 
 def _size(count: int) -> str:

@@ -17,7 +17,7 @@ def from_timm(
     """`timm.create_model(name, num_classes=classes, **options)` with its configuration's normalisation built in."""
     timm = _library("timm", name)
     known = list(timm.list_models())
-    # "resnet50.a1_in1k" names an architecture and its weights; "hf_hub:..." is timm's own affair
+    # "resnet50.a1_in1k" names an architecture and its weights; "hf_hub:..." is left to timm
     if ":" not in name and name.partition(".")[0] not in known:
         raise _unknown("timm", name, known)
     model: nn.Module = timm.create_model(name, num_classes=classes, **options)

@@ -55,7 +55,7 @@ class Normalize(nn.Module):
 
 
 def find_normalize(model: nn.Module) -> Normalize | None:
-    """The normalisation a network carries as a direct child, if it has one."""
+    """The normalisation that is a direct child of a network, if there is one."""
     return next((child for child in model.children() if isinstance(child, Normalize)), None)
 
 
@@ -68,6 +68,6 @@ def attach_normalize(model: nn.Module, mean: Sequence[float], std: Sequence[floa
 
 
 def _normalize_first_argument(model: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    # A plain function that looks the statistics up in the module it is called with: right after deepcopy and `.to`.
+    # A plain function that reads the statistics from the module it is called with: right after deepcopy and `.to` too.
     normalize = find_normalize(model)
     return args if normalize is None else (normalize(args[0]), *args[1:])

@@ -1,4 +1,4 @@
-"""Do the pixels fit the network? Wrongly scaled input is the commonest silent mistake of this field.
+"""Do the pixels fit the network? Wrongly scaled input is the most common silent mistake in this field.
 
 Nothing crashes when images in 0..255, or images normalised twice, or not at all, go into a network: the error rate is
 bad, and adapting at test time hides part of it. The check looks at the range of a batch only, which no corruption of an
@@ -94,7 +94,7 @@ def check_input(expected: nn.Module | tuple[float, float], x: Tensor) -> bool:
     """Warn (`PetalWarning`) when the pixels of a batch do not fit the network; True when they do.
 
     `expected` is the network, or (mean, std) of the pixels it expects. It reads the batch's range, so on a GPU it waits
-    for the device: once a stream is enough.
+    for the device: once per stream is enough.
 
     >>> check_input(UNIT_PIXELS, torch.rand(4, 3, 8, 8))
     True

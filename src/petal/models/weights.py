@@ -1,4 +1,4 @@
-"""Reading published checkpoints: whatever they are wrapped in, into a network that is otherwise left alone."""
+"""Reading published checkpoints: whatever they are wrapped in, into a network that is otherwise unchanged."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -85,7 +85,7 @@ def _find_state(content: Any, file: Path) -> dict[str, Tensor]:
 
 
 def _strip_prefixes(state: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Take off prefixes that all weights share, until some name is one of the network's."""
+    """Remove prefixes that all weights share, until some name is one of the network's."""
     while not state.keys() & wanted.keys():
         weights = [key for key in state if not _NORMALIZATION.fullmatch(key) and key not in _BOOKKEEPING]
         prefix = next((p for p in PREFIXES if weights and all(key.startswith(p) for key in weights)), None)
@@ -98,7 +98,7 @@ def _strip_prefixes(state: dict[str, Tensor], wanted: Mapping[str, Tensor]) -> d
 def _check_normalization(
     model: nn.Module, state: dict[str, Tensor], wanted: Mapping[str, Tensor], file: Path
 ) -> dict[str, Tensor]:
-    """Take normalisation entries out, once they are found to be what the network does."""
+    """Remove normalisation entries, after a check that they agree with the network's own."""
     normalize = find_normalize(model)
     entries = {key: _NORMALIZATION.fullmatch(key) for key in state if key not in wanted}
     found = {match[1]: state[key] for key, match in entries.items() if match and state[key].numel() in (1, 3)}

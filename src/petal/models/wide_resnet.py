@@ -14,7 +14,7 @@ class Block(nn.Module):
     """norm, relu, conv, twice, plus a shortcut.
 
     Where the number of channels changes, the first norm and relu stand before the fork: the 1x1 shortcut sees the
-    activated input. Elsewhere the shortcut carries the input as it came.
+    activated input. Elsewhere the shortcut is the unchanged input.
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int, dropout: float) -> None:

@@ -23,9 +23,10 @@ from petal._random import random_state, set_random_state
 from petal.checkpoint import CheckpointError, digest, read_state, write_state
 from petal.data import Dataset
 from petal.errors import ConfigError, DataError, ModelError
-from petal.posterior import DiagonalGaussian, FitProgress, fit_swag
+from petal.posterior import DiagonalGaussian
 from petal.recipes.published import FitSettings
 from petal.recipes.run import described, make_folder, versions, write_json
+from petal.swag import FitProgress, fit_swag
 
 RESIDENT = 8 << 30                          # bytes of images that may lie on the device; more are read as they come
 TRAINING = "petal-training-1"

@@ -11,10 +11,11 @@ from torch import nn
 from petal import models
 from petal.data import KINDS, CorruptedDataset, Dataset, open_dataset
 from petal.errors import ConfigError, DataError
-from petal.posterior import DiagonalGaussian, FitProgress
+from petal.posterior import DiagonalGaussian
 from petal.recipes.fit import TrainProgress, fit
 from petal.recipes.published import Recipe, recipe
 from petal.recipes.run import Bench
+from petal.swag import FitProgress
 
 
 @dataclass(frozen=True)

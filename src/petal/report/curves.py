@@ -9,10 +9,10 @@ from matplotlib.ticker import MaxNLocator
 
 from petal.report.drawing import Drawing, brief, legend, legible, line_style, new_figure
 from petal.report.files import Floats, Records
-from petal.report.scores import METRICS, Row, Section
+from petal.report.scores import METRICS, ResultRow, Section
 
 
-def _along(section: Section) -> list[tuple[Row, str, list[Records]]]:
+def _along(section: Section) -> list[tuple[ResultRow, str, list[Records]]]:
     """The rows that were run in the shown order, with label and records; of unfinished rows the longest job."""
     found = []
     for row in section.rows:
@@ -49,7 +49,7 @@ def _running(values: Floats, weights: Floats, width: int) -> Floats:
 
 
 def _curve(
-    axes: Axes, section: Section, row: Row, label: str, runs: list[Records], column: str, scale: float = 1.0, *,
+    axes: Axes, section: Section, row: ResultRow, label: str, runs: list[Records], column: str, scale: float = 1.0, *,
     smooth: bool = True, band: bool = False,
 ) -> Line2D:  # fmt: skip
     """Draw the mean over seeds of a column of the records, and the range over seeds if `band`."""

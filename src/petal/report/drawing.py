@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from petal.errors import ConfigError
-from petal.report.scores import Row, Section
+from petal.report.scores import ResultRow, Section
 from petal.report.tables import short
 
 FILE_TYPES = ("png", "svg", "pdf")
@@ -99,7 +99,7 @@ def new_figure(height: float, width: float = WIDTH) -> Figure:
     return figure
 
 
-def line_style(section: Section, row: Row) -> dict[str, Any]:
+def line_style(section: Section, row: ResultRow) -> dict[str, Any]:
     """Colour, dash and width of a row, the same in every figure."""
     twins = [other for other in section.rows if other.paper is not None and other.paper == row.paper]
     if row.paper in _KNOWN and twins[0] is row:
@@ -112,7 +112,7 @@ def line_style(section: Section, row: Row) -> dict[str, Any]:
     return {"color": free[place % len(free)], "linestyle": _DASHES[(place + 3) % len(_DASHES)], "linewidth": 1.6}
 
 
-def _first(section: Section, row: Row) -> Row:
+def _first(section: Section, row: ResultRow) -> ResultRow:
     return next(other for other in section.rows if other.paper == row.paper)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from petal.errors import DataError
@@ -83,26 +84,21 @@ class Records:
         where = np.ones(len(self), bool) if domain is None else self.domain == domain
         if visit is not None:
             where = where & (self.visit == visit)
-        n = self.n[where]
-        total = float(n.sum())
-        if not total:
-            return Scores(0, math.nan, math.nan, math.nan, math.nan)
-        _, confidence, correct = self.counts(where)
-        error, nll, brier = (float((column[where] * n).sum() / total) for column in (self.error, self.nll, self.brier))
-        return Scores(int(total), error, nll, brier, float(np.abs(confidence - correct).sum() / total))
+        n, error, nll, brier = (column[where].tolist() for column in (self.n, self.error, self.nll, self.brier))
+        return Scores.pooled(n, error, nll, brier, torch.from_numpy(self.counts(where)))
 
 
 @dataclass(frozen=True)
-class Samples:
-    """A few images of the stream with their predictions."""
+class SampleImages:
+    """A few images of the stream with what was predicted for them."""
 
     images: NDArray[np.uint8]   # [M, H, W, 3]
     entries: list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Job:
-    """One method over one stream: its settings from the manifest, its records, and whether it finished."""
+class JobFolder:
+    """One method over one stream: its settings from the manifest, its records; `finished` if it ran to the end."""
 
     folder: Path
     id: str
@@ -121,7 +117,7 @@ class Job:
         """Number of batches on disk."""
         return 0 if self.records is None else len(self.records)
 
-    def samples(self) -> Samples | None:
+    def samples(self) -> SampleImages | None:
         """The sample images, if the job kept some."""
         return _read_samples(self.folder)
 
@@ -132,7 +128,7 @@ class RunFolder:
 
     path: Path
     manifest: Mapping[str, Any]
-    jobs: tuple[Job, ...]
+    jobs: tuple[JobFolder, ...]
 
     @property
     def name(self) -> str:
@@ -182,7 +178,7 @@ def read_run(path: str | Path) -> RunFolder:
     return RunFolder(path, manifest, read)
 
 
-def _read_job(run: Path, file: Path, entry: Any) -> Job:
+def _read_job(run: Path, file: Path, entry: Any) -> JobFolder:
     if not isinstance(entry, dict):
         raise DataError(f"{file}: a job should be an object; one is {entry!r}")
     name = entry.get("id")
@@ -210,7 +206,7 @@ def _read_job(run: Path, file: Path, entry: Any) -> Job:
         raise DataError(f"{lines} has {len(records)} records; {state} says {total}")
     if entry.get("reset_on_domain_change"):
         options = {**options, "reset_on_domain_change": True}
-    return Job(
+    return JobFolder(
         folder=folder, id=name, row=row, method=str(entry.get("method") or row), label=str(entry.get("label") or row),
         order=_plain(entry.get("order")), seed=_plain(entry.get("seed")), options=options, finished=finished,
         total=total, records=records,
@@ -326,11 +322,11 @@ def _calibration(where: str, value: Any) -> Floats:
     except (TypeError, ValueError):
         counts = np.zeros(0)
     if counts.ndim != 2 or counts.shape[0] != 3 or not counts.shape[1]:
-        raise DataError(f"{where}: calibration should be three rows of counts, one entry a bin")
+        raise DataError(f"{where}: calibration should be three rows of counts, one entry per bin")
     return counts
 
 
-def _read_samples(folder: Path) -> Samples | None:
+def _read_samples(folder: Path) -> SampleImages | None:
     description, arrays = folder / "samples.json", folder / "samples.npz"
     if not (description.is_file() and arrays.is_file()):  # a copied run may come without its images
         return None
@@ -350,4 +346,4 @@ def _read_samples(folder: Path) -> Samples | None:
         raise DataError(f"{description} should describe the {len(images)} images of {arrays.name} one by one")
     if not len(images):
         return None
-    return Samples(np.repeat(images, 3, axis=3) if images.shape[3] == 1 else images, entries)
+    return SampleImages(np.repeat(images, 3, axis=3) if images.shape[3] == 1 else images, entries)

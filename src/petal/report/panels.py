@@ -9,8 +9,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from petal.report.drawing import WIDTH, Drawing, brief, new_figure
-from petal.report.files import Job, Samples
-from petal.report.scores import METRICS, Row, Section
+from petal.report.files import JobFolder, SampleImages
+from petal.report.scores import METRICS, ResultRow, Section
 
 _FEW = 0.002   # bins of the reliability diagram with a smaller share of the samples are mostly noise
 
@@ -121,14 +121,14 @@ def samples(section: Section, each: int = 4) -> Drawing | None:
     caption = (f"Images of each domain; below each its true class, then the predictions of {names}, one per line: ✓ right, "
                "✗ wrong and the predicted class, with the probability. The frame (dashed if wrong) is the first one's. "
                f"Of the images kept, {right}; these are a few images, not a score.")
-    return Drawing("samples", "Samples of each domain", caption, figure, photographic=True)
+    return Drawing("samples", "SampleImages of each domain", caption, figure, photographic=True)
 
 
-def _chosen_samples(section: Section) -> list[tuple[Row, Samples]]:
+def _chosen_samples(section: Section) -> list[tuple[ResultRow, SampleImages]]:
     """PETAL or else the last row that kept images, and the source network if it kept the same ones."""
     found = []
     for row in section.rows:
-        jobs: list[Job] = row.jobs
+        jobs: list[JobFolder] = row.jobs
         kept = next((s for s in (job.samples() for job in jobs if job.order == section.order) if s is not None), None)
         if kept is not None:
             found.append((row, kept))
@@ -144,7 +144,7 @@ def _right(entry: dict[str, Any]) -> bool:
     return bool(entry.get("label") == entry.get("predicted"))
 
 
-def _picture(panel: Axes, section: Section, pictures: Samples, chosen: list[tuple[Row, Samples]], number: int) -> None:
+def _picture(panel: Axes, section: Section, pictures: SampleImages, chosen: list[tuple[ResultRow, SampleImages]], number: int) -> None:
     image = pictures.images[number]
     panel.set_axis_on()
     panel.grid(False)

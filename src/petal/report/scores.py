@@ -13,7 +13,7 @@ import numpy as np
 
 from petal.errors import DataError
 from petal.evaluate import Scores
-from petal.report.files import Floats, Job, Records, RunFolder, read_run, run_folders
+from petal.report.files import Floats, JobFolder, Records, RunFolder, read_run, run_folders
 from petal.report.paper import paper_name
 
 
@@ -67,8 +67,8 @@ def stat(values: Iterable[float]) -> Stat:
 
 
 @dataclass
-class Row:
-    """One row of the tables: the finished and unfinished jobs of one method with one setting."""
+class ResultRow:
+    """One row of the tables: the finished jobs of one method with one setting, and those that are not finished."""
 
     id: str
     method: str
@@ -76,8 +76,8 @@ class Row:
     fidelity: str
     options: Mapping[str, Any]
     posterior: str
-    jobs: list[Job] = field(default_factory=list)
-    unfinished: list[Job] = field(default_factory=list)
+    jobs: list[JobFolder] = field(default_factory=list)
+    unfinished: list[JobFolder] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     paper: str | None = None
 
@@ -180,7 +180,7 @@ class Section:
 
     recipe: str
     manifest: Mapping[str, Any]
-    rows: list[Row]
+    rows: list[ResultRow]
     title: str = ""
     slug: str = ""
     folders: list[RunFolder] = field(default_factory=list)
@@ -221,7 +221,7 @@ class Section:
         names = self.manifest.get("classes")
         return [str(name) for name in names] if isinstance(names, list) else None
 
-    def best(self) -> Row | None:
+    def best(self) -> ResultRow | None:
         """The row with the lowest error."""
         rows = [row for row in self.rows if row.jobs and math.isfinite(row.stat("error").mean)]
         return min(rows, key=lambda row: row.stat("error").mean, default=None)
@@ -276,7 +276,7 @@ class Section:
         return notes
 
 
-def _which(job: Job) -> str:
+def _which(job: JobFolder) -> str:
     parts = [f"{name} {value}" for name, value in (("order", job.order), ("seed", job.seed)) if value]
     return ", ".join(parts) or job.id
 
@@ -363,11 +363,11 @@ def flatten(value: Any, name: str = "") -> dict[str, Any]:
     return {name: value} if name else {}
 
 
-def _add(section: Section, folder: RunFolder, job: Job) -> None:
+def _add(section: Section, folder: RunFolder, job: JobFolder) -> None:
     fidelity = str(folder.manifest.get("fidelity") or "")
     posterior = json.dumps(_fingerprint(folder.manifest.get("posterior")), sort_keys=True) if job.method == "petal" else ""
     options = {name: value for name, value in job.options.items() if name != "seed"}
-    fresh = Row(job.row, job.method, job.label, fidelity, options, posterior, paper=paper_name(job.row, job.label))
+    fresh = ResultRow(job.row, job.method, job.label, fidelity, options, posterior, paper=paper_name(job.row, job.label))
     for row in section.rows:
         if row.key != fresh.key:
             continue
@@ -391,7 +391,7 @@ def _finish(section: Section) -> None:
     """Order the rows as in the paper, make their labels distinct, and set the title."""
     places = {job.folder: n for n, job in enumerate(job for folder in section.folders for job in folder.jobs)}
 
-    def place(row: Row) -> tuple[int, int]:
+    def place(row: ResultRow) -> tuple[int, int]:
         known = _ORDER.index(row.method) if row.method in _ORDER else len(_ORDER)
         return known, min(places[job.folder] for job in (*row.jobs, *row.unfinished))
 
@@ -406,7 +406,7 @@ def _finish(section: Section) -> None:
         section.title += f", severity {severity}"
 
 
-def _tell_apart(rows: list[Row], usual: str) -> None:
+def _tell_apart(rows: list[ResultRow], usual: str) -> None:
     if len(rows) < 2:
         return
     flat = [flatten(dict(row.options)) for row in rows]

@@ -7,7 +7,7 @@ from typing import Any
 
 from petal.corruptions import CORRUPTIONS
 from petal.report.paper import Published, Value, lookup, published
-from petal.report.scores import METRICS, Metric, Report, Row, Section, Stat, flatten
+from petal.report.scores import METRICS, Metric, Report, ResultRow, Section, Stat, flatten
 
 SHORT = dict(
     zip(
@@ -92,7 +92,7 @@ def _finite(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _lines(rows: Sequence[Row], columns: Sequence[Sequence[Cell]]) -> tuple[Line, ...]:
+def _lines(rows: Sequence[ResultRow], columns: Sequence[Sequence[Cell]]) -> tuple[Line, ...]:
     first = next((n for n, row in enumerate(rows) if row.method == "petal"), 0)
     labels = [row.label if row.jobs else f"{row.label} (unfinished)" for row in rows]
     return tuple(
@@ -153,7 +153,7 @@ def metric_table(section: Section) -> Table:
 def cost_table(section: Section) -> Table:
     """The cost of each method: images, share of batches with views, share of weights restored, time."""
 
-    def cells(row: Row) -> list[Cell]:
+    def cells(row: ResultRow) -> list[Cell]:
         if not row.jobs:
             return [Cell(NOTHING)] * 6
         return [
@@ -186,8 +186,8 @@ def paper_tables(section: Section) -> list[Table]:
     return [*([compared] if compared else []), *tables]
 
 
-def paper_values(section: Section, row: Row) -> dict[str, tuple[Value, int]]:
-    """The paper's scores for a row by metric, each with the number of its table."""
+def paper_values(section: Section, row: ResultRow) -> dict[str, tuple[Value, int]]:
+    """The paper's scores for a row, by metric, each with the number of its table."""
     found = {}
     for table in published(section.recipe):
         name = lookup(table, row.paper)
@@ -321,7 +321,7 @@ def options_table(section: Section) -> Table:
                  tuple(lines))  # fmt: skip
 
 
-def _seeds(row: Row) -> str:
+def _seeds(row: ResultRow) -> str:
     jobs = row.jobs or row.unfinished
     orders, seeds = (list(dict.fromkeys(getattr(j, name) for j in jobs if getattr(j, name))) for name in ("order", "seed"))
     parts = [f"{'order' if len(v) == 1 else 'orders'} {', '.join(v)}" if k == "order" else

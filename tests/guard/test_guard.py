@@ -1,120 +1,18 @@
 """The guard, on a network whose logits are its input: what student and source say is set by hand."""
 
-import copy
 import math
 import warnings
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 import petal
 from networks import images, network
 from petal import Alarm, ConfigError, Guard, PetalWarning
 from petal.engine import Policy
 
-CLASSES = 5
-
-
-class Scripted(petal.Adapter):
-    """Learns nothing by itself: a test moves its weights between batches, or lets `drift` be added at every step."""
-
-    def __init__(self, bias: bool = True) -> None:
-        layer = nn.Linear(CLASSES, CLASSES, bias=bias)
-        with torch.no_grad():
-            layer.weight.copy_(torch.eye(CLASSES))
-            if bias:
-                layer.bias.zero_()
-        super().__init__(layer, batch_statistics=False)
-        self.adapt(dict(self.model.named_parameters()), 1e-3)
-        self.start = copy.deepcopy(self.model.state_dict())
-        self.drift: Tensor | None = None
-
-    def step(self, x: Tensor) -> Tensor:
-        logits = self.forward_through(self.model, x)
-        if self.drift is not None:
-            with torch.no_grad():
-                self.adapted["weight"].add_(self.drift)
-        return logits
-
-    def _restore_initial(self) -> None:
-        for name, parameter in self.adapted.items():
-            parameter.copy_(self.start[name])
-
-
-def batch(seed: int, labels: Tensor | None = None, sure: float = 4.0, n: int = 40) -> Tensor:
-    """Logits that say `labels` (all classes alike unless given), with some noise."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.arange(n) % CLASSES if labels is None else labels
-    return sure * nn.functional.one_hot(labels, CLASSES) + 0.3 * torch.randn(n, CLASSES, generator=generator)
-
-
-def collapse(guard: Guard) -> None:
-    """Everything is class 0 from here on."""
-    with torch.no_grad():
-        guard.adapted["weight"].zero_()
-        guard.adapted["bias"].copy_(torch.tensor([8.0, 0, 0, 0, 0]))
-
-
-def make(policy: str = "rollback", **options: object) -> Guard:
-    settings: dict[str, object] = {"every": 2, "window": 400, "cooldown": 240} | options
-    return Guard(Scripted(), policy, **settings)  # type: ignore[arg-type]
-
-
-def drive(guard: Guard, count: int, first: int = 0, **options: object) -> None:
-    for seed in range(first, first + count):
-        guard(batch(seed, **options))  # type: ignore[arg-type]
-
-
-def drive_to_alarm(guard: Guard) -> None:
-    before = len(guard.alarms)
-    while len(guard.alarms) == before:
-        drive(guard, 1, first=guard.batches)
-
-
-def test_signals_against_numpy() -> None:
-    guard = make(window=10**9)
-    with torch.no_grad():
-        guard.adapted["weight"][0, 0], guard.adapted["weight"][1, 1] = 0.0, 0.5
-    x = [batch(seed) for seed in range(2)]
-    for one in x:
-        guard(one)
-    weight = np.eye(CLASSES)
-    weight[0, 0], weight[1, 1] = 0.0, 0.5
-
-    def softmax(logits: np.ndarray) -> np.ndarray:
-        e = np.exp(logits - logits.max(1, keepdims=True))
-        return e / e.sum(1, keepdims=True)
-
-    p = [softmax(one.numpy().astype(np.float64) @ weight.T) for one in x]
-    mean = np.concatenate(p).mean(0)
-    status = guard.status()
-    assert status["concentration"] == pytest.approx(1 + (mean * np.log(mean)).sum() / np.log(CLASSES), rel=1e-5)
-    assert status["entropy"] == pytest.approx(-(p[1] * np.log(p[1])).sum(1).mean(), rel=1e-5)  # it looks at the second
-    assert status["confidence"] == pytest.approx(p[1].max(1).mean(), rel=1e-5)
-    differ = p[1].argmax(1) != x[1].numpy().argmax(1)
-    assert status["disagreement"] == pytest.approx(differ.mean())
-    assert 0 < differ.mean() < 1
-    assert status["distance"] == pytest.approx(math.sqrt(1 + 0.25) / math.sqrt(CLASSES), rel=1e-5)
-    assert status["update"] == 0.0  # nothing moved since the first batch
-    q = softmax(x[1].numpy().astype(np.float64))
-    flatter = (q * np.log(q)).sum(1).mean() - (p[1] * np.log(p[1])).sum(1).mean()
-    assert status["drift"] == pytest.approx(flatter / np.log(CLASSES), rel=1e-4)
-    assert flatter > 0.05
-
-
-def test_distance_is_in_standard_deviations_of_the_posterior() -> None:
-    model = network()
-    q = petal.DiagonalGaussian({k: p.detach() for k, p in model.named_parameters()},
-                               {k: torch.full_like(p, 0.04) for k, p in model.named_parameters()}, damping=0.05)  # fmt: skip
-    guard = Guard(petal.Petal(model, q, views=0), every=3)
-    for seed in range(3):
-        guard(images(seed=seed))
-    squares = [((p.detach() - q.mean[k]) ** 2 / 0.09).flatten() for k, p in guard.model.named_parameters()]
-    assert guard.status()["distance"] == pytest.approx(float(torch.cat(squares).mean().sqrt()), rel=1e-4)
-    assert guard.status()["update"] == pytest.approx(guard.status()["distance"] / 3, rel=1e-4)
+from .scripted import CLASSES, Scripted, batch, collapse, drive, drive_to_alarm, make
 
 
 def test_a_collapse_is_seen_and_taken_back() -> None:
@@ -162,16 +60,25 @@ def test_a_lost_source_is_no_judge(lost: str) -> None:
     """The adapter knows better: it reads from what the source sees one class in, or nothing at all."""
     guard = make()
     with torch.no_grad():
-        guard.adapted["weight"].mul_(400.0 if lost == "unsure" else 1.0)
-        guard.adapted["bias"][0] = -30.0 if lost == "narrow" else 0.0
+        if lost == "narrow":
+            guard.adapted["bias"][0] = -30.0
+        else:
+            guard.adapted["weight"].copy_(400.0 * torch.eye(CLASSES).roll(1, 0))
+    differ = []
     for seed in range(40):
         x = batch(seed, sure=0.0)
+        largest = x.argmax(1)
         if lost == "narrow":
-            x[:, 0] += 30.0
+            x[:, 0] += 30.0                                 # the source sees class 0 alone
+            differ.append((largest != 0).double().mean())
         else:
-            x *= 0.01
+            x *= 0.01                                       # the source sees nothing; the adapter says the next class
+            differ.append(torch.tensor(1.0))
         guard(x)
-    assert guard.status()["disagreement"] > 0.5 or lost == "unsure"
+    looked = torch.stack(differ[1::2]).double()             # every second batch, and older looks count less
+    weight = 0.9 ** torch.arange(len(looked)).flip(0).double()
+    assert guard.status()["disagreement"] == pytest.approx(float((looked * weight).sum() / weight.sum()), rel=1e-6)
+    assert guard.status()["disagreement"] > 0.7
     assert guard.alarms == []
 
 
@@ -254,6 +161,80 @@ def test_the_cool_down_doubles_while_the_cause_is_there() -> None:
             drive(guard, 1, first=guard.batches)
         lengths.append(guard.batches - start)
     assert lengths == [4, 8, 16, 32]
+
+
+def cool_down(guard: Guard) -> int:
+    """Samples for which learning stays off, by the state."""
+    seen, thaw = guard.state_dict()["guard.counters"][[1, 4]].tolist()
+    return thaw - seen
+
+
+def test_the_cool_down_doubles_up_to_256_times() -> None:
+    guard = make(every=1, cooldown=160)
+    drive(guard, 10)
+    lengths = []
+    for _ in range(11):
+        collapse(guard)
+        with pytest.warns(PetalWarning):
+            drive_to_alarm(guard)
+        lengths.append(cool_down(guard))
+        guard.thaw()                                            # by hand: the next alarm comes soon
+    assert lengths == [160 * 2**k for k in (0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 8)]
+
+
+@pytest.mark.parametrize(("quiet", "again"), [(90, 80), (110, 40)], ids=["soon", "late"])
+def test_an_alarm_is_forgotten_after_100_cool_downs(quiet: int, again: int) -> None:
+    guard = make(every=1, cooldown=40)                          # a cool-down is one batch long
+    drive(guard, 10)
+    collapse(guard)
+    with pytest.warns(PetalWarning):
+        drive_to_alarm(guard)
+    assert cool_down(guard) == 40
+    drive(guard, quiet, first=guard.batches)
+    assert len(guard.alarms) == 1
+    collapse(guard)
+    with pytest.warns(PetalWarning):
+        drive_to_alarm(guard)
+    assert cool_down(guard) == again
+
+
+def test_a_snapshot_is_promoted_only_if_every_look_after_it_was_healthy() -> None:
+    guard = make(every=1, distance=1e6, update=1e6)
+    weight = guard.adapted["weight"]
+
+    def set_to(value: torch.Tensor) -> None:
+        with torch.no_grad():
+            weight.copy_(value)
+
+    drive(guard, 1)                                             # the first good snapshot: the start
+    set_to(1.1 * torch.eye(CLASSES))
+    drive(guard, 10, first=1)                                   # a candidate, after 400 samples
+    set_to(torch.eye(CLASSES)[[1, 0, 2, 3, 4]])                 # two of five classes swapped: suspicious, no alarm
+    while guard.status()["disagreement"] < 0.25:
+        drive(guard, 1, first=guard.batches)
+    set_to(1.2 * torch.eye(CLASSES))
+    while guard.status()["disagreement"] > 0.15:
+        drive(guard, 1, first=guard.batches)                    # healthy again: another candidate
+    assert guard.alarms == []
+    snapshots = guard.state_dict()
+    assert torch.equal(snapshots["guard.good.model.weight"], torch.eye(CLASSES))
+    assert torch.equal(snapshots["guard.candidate.model.weight"], 1.2 * torch.eye(CLASSES))
+    drive(guard, 11, first=guard.batches)                       # a window in which all is well
+    set_to(torch.zeros(CLASSES, CLASSES))
+    guard.rollback()
+    assert torch.equal(weight.detach(), 1.2 * torch.eye(CLASSES))
+
+
+def test_it_looks_after_every_due_batch_and_judges_from_the_eighth_look_on() -> None:
+    guard = make("warn", every=3)
+    collapse(guard)
+    for seed in range(23):
+        drive(guard, 1, first=seed)
+        assert guard.looked == (guard.batches % 3 == 0)
+    with pytest.warns(PetalWarning):
+        drive(guard, 1, first=23)
+    assert guard.looked
+    assert [alarm.step for alarm in guard.alarms] == [24]
 
 
 def test_learning_is_off_while_frozen_and_by_hand() -> None:
