@@ -49,7 +49,7 @@ class Program:
         self.records = compiled and cuda
 
     def run(self, batches: Iterable[Tensor]) -> list[tuple[Tensor, ...]]:
-        """The results, on tensors that the next run of this room writes over. Each batch is copied before the next is made."""
+        """The results, on tensors that the next run of this room writes over. A batch is copied before the next is made."""
         for place, x in zip(self.inputs, batches, strict=True):
             place.copy_(x, non_blocking=True)
         if self.records and self.replay is None:

@@ -12,7 +12,7 @@ from petal.guard.actions import POLICIES, Alarm, CoolDown, Snapshots
 from petal.guard.judge import judge
 from petal.guard.signals import SIGNALS, Reading, Sums, distance
 from petal.methods import Adapter, Wrapper
-from petal.methods.base import check_choice, check_number
+from petal.methods.inputs import check_choice, check_number
 
 COUNTERS = 9
 

@@ -144,7 +144,9 @@ def _right(entry: dict[str, Any]) -> bool:
     return bool(entry.get("label") == entry.get("predicted"))
 
 
-def _picture(panel: Axes, section: Section, pictures: SampleImages, chosen: list[tuple[ResultRow, SampleImages]], number: int) -> None:
+def _picture(
+    panel: Axes, section: Section, pictures: SampleImages, chosen: list[tuple[ResultRow, SampleImages]], number: int
+) -> None:
     image = pictures.images[number]
     panel.set_axis_on()
     panel.grid(False)

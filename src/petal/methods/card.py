@@ -1,0 +1,17 @@
+"""What is known of a method, for tables and for those who choose one."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Card:
+    """A method's paper, what it adapts and needs, and the streams that it suits."""
+
+    title: str                              # as in tables: "ROID"
+    paper: str                              # authors, title, venue
+    year: int
+    adapts: str                             # "scale and shift of normalisation layers"
+    needs: tuple[str, ...] = ()             # of "batch norm", "posterior", "prototypes", "fisher", "source data"
+    small_batches: bool = False             # works for batches of a few images
+    correlated_labels: bool = False         # works where labels come in runs
+    random: bool = True                     # draws random numbers: several seeds give several results
