@@ -25,7 +25,7 @@ from cli.test_run import records
 from petal import METHODS, PetalError
 from petal.cli.report import report
 from petal.cli.sweep import Board, sweep
-from petal.recipes import setup
+from petal.runs import experiment
 from petal.sweep import Outcome, Part, Resources, cluster, prepare
 from petal.sweep.jobs import plugin_of
 from recipes.source import make_source
@@ -255,11 +255,11 @@ def test_the_source_is_trained_as_petal_run_does(tmp_path: Path, monkeypatch: py
         threads.append(torch.get_num_threads())
         raise PetalError("enough")
 
-    monkeypatch.setattr(setup, "make_source", make)
+    monkeypatch.setattr(experiment, "make_source", make)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert prepare(Part(setup.Setup("digits"), (), tmp_path)).failed == "enough"
+        assert prepare(Part(experiment.Experiment("digits"), (), tmp_path)).failed == "enough"
     finally:
         torch.set_num_threads(before)
     assert threads == [1]

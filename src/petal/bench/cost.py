@@ -11,7 +11,8 @@ from petal.bench.steps import NETWORK_INPUT
 from petal.data import STREAMS, from_arrays
 from petal.errors import ConfigError
 from petal.models import build, flops
-from petal.recipes import TABLE_1, Recipe, jobs_for, recipe, rows
+from petal.recipes import TABLE_1, Recipe, recipe, rows
+from petal.runs import jobs_for
 
 # recipe, images of each domain, seeds of the methods that draw random numbers
 EVALUATION = (

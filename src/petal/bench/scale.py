@@ -34,7 +34,7 @@ from petal.models import build
 
 
 @dataclass(frozen=True)
-class Parts:
+class StepParts:
     """Milliseconds of what a step with the gate open is made of; `view` and `draw` are for one view."""
 
     views: int
@@ -46,14 +46,14 @@ class Parts:
     def step(self, ranks: int) -> float:
         """Milliseconds of a step on so many ranks.
 
-        >>> Parts(views=32, rest=30.0, view=5.0, exchange=1.0).step(1), Parts(32, 30.0, 5.0, exchange=1.0).step(8)
+        >>> StepParts(views=32, rest=30.0, view=5.0, exchange=1.0).step(1), StepParts(32, 30.0, 5.0, exchange=1.0).step(8)
         (190.0, 51.0)
         """
         share = math.ceil(self.views / ranks)
         return self.rest + share * self.view + (self.views - share) * self.draw + (self.exchange if ranks > 1 else 0.0)
 
 
-def parts_of(file: Path, setting: "Setting") -> Parts:
+def parts_of(file: Path, setting: "Setting") -> StepParts:
     """From what `petal bench steps --json` measured on one rank, which are neither draws nor messages."""
     from petal.bench.page import read  # matplotlib takes a second to import
 
@@ -63,7 +63,7 @@ def parts_of(file: Path, setting: "Setting") -> Parts:
         parts = row["parts"]
         shared = parts.get("views and teacher", parts.get("views", 0.0) + parts.get("teacher on views", 0.0))
         if shared and all(row[key] == value for key, value in wanted.items()):
-            return Parts(setting.views, row["ms"] - shared, shared / setting.views)
+            return StepParts(setting.views, row["ms"] - shared, shared / setting.views)
     told = ", ".join(f"{key} {value}" for key, value in wanted.items())
     raise ConfigError(f"{file} has no row with its parts for {told}")
 
@@ -83,7 +83,7 @@ class Scale:
         return asdict(self)
 
 
-def table(parts: Parts, ranks: list[int], measured: dict[int, float] | None = None) -> list[Scale]:
+def table(parts: StepParts, ranks: list[int], measured: dict[int, float] | None = None) -> list[Scale]:
     """The model for each number of ranks, beside what was measured."""
     for count in ranks:
         if not 1 <= count <= parts.views:
@@ -122,7 +122,7 @@ class Setting:
         return adapter, torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device)
 
 
-def measure(setting: Setting, ranks: list[int], repeat: int = 3) -> tuple[Parts, dict[int, float]]:
+def measure(setting: Setting, ranks: list[int], repeat: int = 3) -> tuple[StepParts, dict[int, float]]:
     """The parts on one rank, the exchange between the most ranks, and whole steps on each number of them.
 
     Times are those of the fastest batches, over `repeat` turns through the numbers of ranks: a machine that is busy with
@@ -145,7 +145,7 @@ def measure(setting: Setting, ranks: list[int], repeat: int = 3) -> tuple[Parts,
                 exchange.append(found["exchange"])
     best = {name: min(found[name] for found in single) for name in single[0]}
     rest = max(0.0, best["step"] - setting.views * best["view"])
-    parts = Parts(setting.views, rest, best["view"], best["draw"], min(exchange))
+    parts = StepParts(setting.views, rest, best["view"], best["draw"], min(exchange))
     return parts, {n: min(times) for n, times in steps.items()}
 
 

@@ -29,7 +29,7 @@ NETWORK_INPUT = {"resnet-50": (224, 1000)}  # size and classes; all others are 3
 
 
 @dataclass(frozen=True)
-class Row:
+class StepTime:
     """One measurement. Times are milliseconds a batch; parts are those of the same step measured one by one."""
 
     method: str
@@ -69,7 +69,7 @@ def run(
     parts: bool = True,
     compile_at_once: bool = True,
     progress: Callable[[str], None] | None = None,
-) -> Iterator[Row]:
+) -> Iterator[StepTime]:
     """Measure every combination. A method without views is measured once, whatever `views` and `gates` say."""
     for name in methods:
         if name not in METHODS:
@@ -92,7 +92,7 @@ def run(
 def _measure(
     method: str, engine: str, network: str, model: nn.Module, x: Tensor, views: list[int], gates: list[str], forward: float,
     rate: float, count: int, warmup: int, parts: bool, compile_at_once: bool, progress: Callable[[str], None] | None,
-) -> Iterator[Row]:  # fmt: skip
+) -> Iterator[StepTime]:  # fmt: skip
     device = x.device
     _free(device)
     before = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
@@ -119,7 +119,7 @@ def _measure(
         peak = (torch.cuda.max_memory_reserved(device) - before) / 2**20 if device.type == "cuda" else 0.0
         ms = statistics.median(times)
         work = forward * x.shape[0] * forwards(adapter)
-        yield Row(
+        yield StepTime(
             method=method, engine=engine, network=network, batch=x.shape[0], views=k, gate=gate, device=device_name(device),
             batches=count, ms=ms, fastest=min(times), slowest=max(times), warmup_seconds=warm,
             images_per_second=x.shape[0] / ms * 1e3, tflop=work, tflop_per_second=work / ms * 1e3,
@@ -244,4 +244,4 @@ def _free(device: torch.device) -> None:
         torch.compiler.reset()
 
 
-__all__ = ["Row", "make", "matrix_rate", "part_times", "run"]
+__all__ = ["StepTime", "make", "matrix_rate", "part_times", "run"]

@@ -15,9 +15,10 @@ from petal.bench import corruptions as corruption_bench
 from petal.bench import cost, scale, steps
 from petal.bench import serve as serve_bench
 from petal.cli.common import choose_device, words
-from petal.cli.options import command_line, fit_threads, numbers, source_on_the_spot
+from petal.cli.options import command_line, numbers, with_source
 from petal.errors import ConfigError
-from petal.recipes import recipe
+from petal.runs import Experiment
+from petal.runs.sources import fit_threads
 
 console = Console()
 app = typer.Typer(help="Measure on this machine: adaptation steps, corruptions, the server.", no_args_is_help=True)
@@ -42,7 +43,7 @@ def bench_steps(
 ) -> None:
     """Milliseconds a batch, images/s, TFLOP/s, memory and parts of adaptation steps, on synthetic images."""
     where = choose_device(device)
-    rows: list[steps.Row] = []
+    rows: list[steps.StepTime] = []
     with console.status("measuring") as status:
         for row in steps.run(
             words(method), words(engine), words(network), numbers([batch], "--batch"), numbers([views], "--views"),
@@ -182,14 +183,15 @@ def bench_serve(
 
     Single images of 12 kB. The last row sends twice as many requests as the adapting server answers.
     """
-    fit_threads(recipe("digits"))
-    weights, _ = source_on_the_spot(recipe("digits"), folder / "source", torch.device("cpu"), console)
-    rows: list[serve_bench.Row] = []
+    experiment = Experiment("digits")
+    fit_threads(experiment.chosen)
+    weights = with_source(experiment, folder / "source", torch.device("cpu"), console).weights
+    rows: list[serve_bench.LoadTime] = []
     table = Table("target", "load", title=f"petal serve, {seconds:g} s a row", box=None, pad_edge=False)
     for name in ("answers/s", "p50 ms", "p99 ms", "refused", "p99 of these", "failed", "wrong"):
         table.add_column(name, justify="right")
     with console.status("measuring") as status:
-        for r in serve_bench.run(folder, weights, seconds, clients, option or (), status.update):
+        for r in serve_bench.run(folder, Path(str(weights)), seconds, clients, option or (), status.update):
             rows.append(r)
             table.add_row(
                 r.target, r.load, f"{r.answers_per_second:,.0f}", f"{r.p50:.1f}", f"{r.p99:.1f}", f"{r.refused}",
@@ -199,7 +201,7 @@ def bench_serve(
     console.print(table)
 
 
-def step_table(rows: list[steps.Row]) -> Table:
+def step_table(rows: list[steps.StepTime]) -> Table:
     """The rows as a table for the terminal."""
     title = f"Adaptation steps on {rows[0].device}, medians of {rows[0].batches} batches" if rows else None
     table = Table("step", title=title, box=None, pad_edge=False)

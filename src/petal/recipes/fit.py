@@ -18,14 +18,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from petal._files import replacing
+from petal._files import make_folder, replacing, write_json
 from petal._random import random_state, set_random_state
 from petal.checkpoint import CheckpointError, digest, read_state, write_state
 from petal.data import Dataset
 from petal.errors import ConfigError, DataError, ModelError
 from petal.posterior import DiagonalGaussian, FitProgress, fit_swag
+from petal.recipes.provenance import described, versions
 from petal.recipes.published import FitSettings
-from petal.recipes.run import described, make_folder, versions, write_json
 
 RESIDENT = 8 << 30                          # bytes of images that may lie on the device; more are read as they come
 TRAINING = "petal-training-1"
