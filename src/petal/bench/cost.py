@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -51,10 +50,6 @@ class Cost:
     measured: bool              # False: by arithmetic from WRN-28-10
     least: float                # GPU-hours, no batch with views
     most: float                 # GPU-hours, every batch with views
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
 
 def evaluation_cost(figures: Mapping[str, Figures]) -> list[Cost]:

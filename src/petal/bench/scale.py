@@ -15,9 +15,8 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,10 +76,6 @@ class Scale:
     model: float
     speedup: float
     measured: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
 
 def table(parts: StepParts, ranks: list[int], measured: dict[int, float] | None = None) -> list[Scale]:

@@ -1,30 +1,28 @@
 """`petal bench`: how long steps and corruptions take on this machine."""
 
-import json
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from petal._files import replacing
+from petal._files import write_json
 from petal.bench import corruptions as corruption_bench
 from petal.bench import cost, scale, steps
 from petal.bench import serve as serve_bench
 from petal.cli.common import choose_device, words
-from petal.cli.options import command_line, numbers, with_source
+from petal.cli.options import Device, command_line, numbers, with_source
 from petal.errors import ConfigError
 from petal.runs import Experiment
-from petal.runs.sources import fit_threads
 
 console = Console()
 app = typer.Typer(help="Measure on this machine: adaptation steps, corruptions, the server.", no_args_is_help=True)
 
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the rows to this JSON file.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
 @app.command("steps")
@@ -55,7 +53,7 @@ def bench_steps(
                 f"{row.method} {row.engine} {row.network} batch {row.batch} K {row.views} gate {row.gate}: "
                 f"[bold]{row.ms:.2f} ms[/bold] ({row.fastest:.2f} to {row.slowest:.2f})  {shown}"
             )
-            _write(out, "steps", [r.to_json() for r in rows])
+            _write(out, "steps", map(asdict, rows))
     console.print(step_table(rows))
 
 
@@ -72,7 +70,7 @@ def bench_corruptions(
         rows = corruption_bench.run(
             images=images, size=size, severity=severity, device=choose_device(device)
         )  # fmt: skip
-    _write(out, "corruptions", [dict(row) for row in rows])
+    _write(out, "corruptions", map(dict, rows))
     console.print(corruption_bench.table(rows))
 
 
@@ -125,7 +123,7 @@ def bench_scale(
     exchange = parts.exchange if exchange_ms is None else exchange_ms
     parts = replace(parts, draw=draw, exchange=exchange)
     rows = scale.table(parts, numbers([ranks], "--ranks"), measured)
-    _write(out, "scale", [row.to_json() for row in rows])
+    _write(out, "scale", map(asdict, rows))
     console.print(
         f"rest {parts.rest:.2f} ms, a view {parts.view:.2f}, its random numbers {parts.draw:.3f}, "
         f"messages {parts.exchange:.2f}"
@@ -159,7 +157,7 @@ def bench_cost(
         except (TypeError, ValueError) as error:
             raise ConfigError(f"figures are written NETWORK=FORWARD,STUDENT,CLOSED,OPEN, got {text!r}") from error
     rows = cost.evaluation_cost(given)
-    _write(out, "cost", [row.to_json() for row in rows])
+    _write(out, "cost", map(asdict, rows))
     shown = Table("benchmark", box=None, pad_edge=False)
     for name in ("runs", "batches a run", "network", "GPU-h, no views", "GPU-h, views on all"):
         shown.add_column(name, justify="right")
@@ -183,9 +181,7 @@ def bench_serve(
 
     Single images of 12 kB. The last row sends twice as many requests as the adapting server answers.
     """
-    experiment = Experiment("digits")
-    fit_threads(experiment.chosen)
-    weights = with_source(experiment, folder / "source", torch.device("cpu"), console).weights
+    weights = with_source(Experiment("digits"), folder / "source", torch.device("cpu"), console).weights
     rows: list[serve_bench.LoadTime] = []
     table = Table("target", "load", title=f"petal serve, {seconds:g} s a row", box=None, pad_edge=False)
     for name in ("answers/s", "p50 ms", "p99 ms", "refused", "p99 of these", "failed", "wrong"):
@@ -197,7 +193,7 @@ def bench_serve(
                 r.target, r.load, f"{r.answers_per_second:,.0f}", f"{r.p50:.1f}", f"{r.p99:.1f}", f"{r.refused}",
                 f"{r.refused_p99:.1f}" if r.refused else "", f"{r.failed + r.unsent}", f"{r.wrong}",
             )  # fmt: skip
-            _write(out, "serve", [one.to_json() for one in rows])
+            _write(out, "serve", map(asdict, rows))
     console.print(table)
 
 
@@ -217,9 +213,8 @@ def step_table(rows: list[steps.StepTime]) -> Table:
     return table
 
 
-def _write(path: Path | None, kind: str, rows: list[dict[str, object]]) -> None:
+def _write(path: Path | None, kind: str, rows: Iterable[dict[str, Any]]) -> None:
     if path is None:
         return
-    content = {"bench": kind, "command": command_line(), "torch": torch.__version__, "rows": rows}
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
+    content = {"bench": kind, "command": command_line(), "torch": torch.__version__, "rows": list(rows)}
+    write_json(path, content)

@@ -12,7 +12,6 @@ from petal.cli.options import Quiet, command_line, shown_warnings, with_source
 from petal.cli.run import run_all
 from petal.recipes import TABLE_1
 from petal.runs import Experiment, jobs_for, make_manifest, open_run
-from petal.runs.sources import fit_threads
 
 
 def demo(
@@ -30,7 +29,6 @@ def demo(
     console = Console(quiet=quiet)
     began = time.monotonic()
     experiment = Experiment("digits", data="digits", images=images, severity=severity)
-    fit_threads(experiment.chosen)
     console.print("[bold]Lifelong test-time adaptation on handwritten digits[/]")
     console.print(
         "A small network learns clean digits. Then 15 corruptions arrive one after the other, without labels and without\n"

@@ -21,6 +21,7 @@ from petal.errors import ConfigError, PetalWarning
 from petal.posterior import FitProgress
 from petal.recipes.fit import TrainProgress
 from petal.runs import Experiment
+from petal.runs.sources import fit_threads
 
 Methods = Annotated[
     list[str] | None,
@@ -154,7 +155,8 @@ def bar(console: Console, quiet: bool = False) -> Progress:
 def with_source(
     experiment: Experiment, folder: Path, device: torch.device, console: Console, quiet: bool = False
 ) -> Experiment:
-    """The experiment with its source: that of a recipe whose data comes with the package is made in `folder`, with bars."""
+    """The experiment with its source: that of a built-in recipe is made in `folder`, with bars, and with one thread."""
+    fit_threads(experiment.chosen)
     with fit_bars(console, quiet) as (on_train, on_swag):
         return experiment.with_source(folder, device, on_train, on_swag)
 

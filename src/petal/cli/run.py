@@ -29,7 +29,6 @@ from petal.cli.options import (
 )
 from petal.recipes import TABLE_1
 from petal.runs import Experiment, Job, JobProgress, OpenExperiment, jobs_for, make_manifest, open_run, run_job
-from petal.runs.sources import fit_threads
 
 
 @options_of(Experiment)
@@ -76,7 +75,6 @@ def run(
     console = Console(quiet=quiet)
     experiment = Experiment(recipe, **given)
     chosen = experiment.chosen
-    fit_threads(chosen)
     table = experiment.rows(method or TABLE_1, settings or [])
     jobs = jobs_for(table, numbers(order, "--order") or chosen.numbers, numbers(seed, "--seed") or [0])
     folder = out or Path("runs") / chosen.name
@@ -97,14 +95,9 @@ def run(
 
 
 def run_all(
-    jobs: Sequence[Job],
-    folder: Path,
-    opened: OpenExperiment,
-    console: Console,
-    every: int | None,
-    quiet: bool,
+    jobs: Sequence[Job], folder: Path, opened: OpenExperiment, console: Console, every: int | None, quiet: bool,
     stop_after: int | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Run the jobs one after the other, with a line for each that is done and a bar for the one that runs."""
     lengths = {number: len(opened.stream(number)) for number in {job.order for job in jobs}}
     several = len({(job.order, job.seed) for job in jobs}) > 1

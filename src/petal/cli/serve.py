@@ -11,7 +11,6 @@ from petal.cli.common import choose_device, words
 from petal.cli.options import options_of, shown_warnings, with_source
 from petal.errors import ConfigError, StorageError
 from petal.runs import Experiment
-from petal.runs.sources import fit_threads
 from petal.serve import Settings, read_toml
 
 
@@ -41,11 +40,9 @@ def serve(
     chosen = chosen.updated({**given, "input": _shape(given["input"]), "labels": labels})
     place = choose_device(chosen.device)
     if demo:
-        digits = Experiment("digits")
-        fit_threads(digits.chosen)
         try:
             with shown_warnings(console):
-                digits = with_source(digits, chosen.folder / "source", place, console, quiet)
+                digits = with_source(Experiment("digits"), chosen.folder / "source", place, console, quiet)
         except StorageError as error:
             raise ConfigError(f"cannot write to {chosen.folder}: {error}; give another --folder") from error
         found = {"weights": chosen.weights or digits.weights, "posterior": chosen.posterior or digits.posterior}

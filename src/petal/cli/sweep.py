@@ -96,7 +96,8 @@ def sweep(
     given["plugin"] = whole(given["plugin"])
     parts = []
     for name in names:
-        own = {what: whole(value_for(name, names, given[what], f"--{what}")) for what in EACH}
+        own = {what: value_for(name, names, given[what], f"--{what}") for what in EACH}
+        own |= {what: whole(own[what]) for what in EACH if what != "network"}
         experiment = Experiment(name, **{**given, **own})
         table = grid_rows(experiment.known_rows(), method or TABLE_1, settings or [])
         orders = numbers(order, "--order") or experiment.chosen.numbers

@@ -1,5 +1,6 @@
 """`petal tune`: alpha and delta on the validation corruptions."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,6 @@ from petal.corruptions import VALIDATION_CORRUPTIONS
 from petal.recipes.provenance import described, versions
 from petal.runs import ALPHAS, DELTAS, Experiment, Trial
 from petal.runs import tune as tune_petal
-from petal.runs.sources import fit_threads
 
 
 @options_of(Experiment, leave_out=("visits", "label_correlation", "plugin"))
@@ -36,7 +36,6 @@ def tune(
     """Choose PETAL's alpha, then its delta, by the error on the four validation corruptions: never on the test's."""
     console = Console(quiet=quiet)
     experiment = Experiment(recipe, stream="continual", **given)
-    fit_threads(experiment.chosen)
     (row,) = experiment.rows(["petal"], settings or [])
     place = choose_device(device)
     file = out or Path("runs") / f"tune-{recipe}.json"
@@ -67,7 +66,7 @@ def tune(
         "severity": opened.severity, "batch_size": opened.batch_size, "images": experiment.images, "seed": seed,
         "data": opened.images.fingerprint(), "weights": described(experiment.weights),
         "posterior": described(experiment.posterior),
-        "versions": versions(), "best": best.to_json(), "trials": [trial.to_json() for trial in trials],
+        "versions": versions(), "best": asdict(best), "trials": [asdict(trial) for trial in trials],
     })  # fmt: skip
     found = f"--set petal.prior_weight={best.prior_weight:g} --set 'petal.restore=Fisher({best.quantile:g})'"
     console.print(f"best: {found}", highlight=False)

@@ -16,7 +16,7 @@ from petal.runs.experiment import Experiment, OpenExperiment
 from petal.runs.job import Job, JobProgress, jobs_for, run_job
 from petal.runs.manifest import make_manifest, open_run, read_manifest
 from petal.runs.records import read_records, score
-from petal.runs.tune import ALPHAS, DELTAS, Trial, tune
+from petal.runs.tuning import ALPHAS, DELTAS, Trial, tune
 
 __all__ = [
     "ALPHAS",

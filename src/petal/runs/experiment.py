@@ -99,12 +99,9 @@ class Experiment:
         return open_test(self.chosen, self.data, self.corrupted, self.ids)
 
     def with_source(
-        self,
-        folder: Path,
-        device: torch.device,
-        on_train: Callable[[TrainProgress], None] | None = None,
+        self, folder: Path, device: torch.device, on_train: Callable[[TrainProgress], None] | None = None,
         on_swag: Callable[[FitProgress], None] | None = None,
-    ) -> "Experiment":
+    ) -> "Experiment":  # fmt: skip
         """The same with a source network: that of a built-in recipe is made in `folder` unless it is there."""
         chosen = self.chosen
         if not chosen.builtin or self.weights is not None or self.network is not None:

@@ -116,9 +116,9 @@ def run_job(
     where writing them takes long. Of several ranks the first does all this; the others take the same steps, write nothing
     and return no records.
     """
-    ranks = opened.ranks
+    ranks, tell, stop = opened.ranks, progress or (lambda p: None), stop or (lambda: False)
     if ranks is not None and not ranks.first:
-        _follow(job, opened, ranks, progress, stop)
+        _follow(job, opened, ranks, tell, stop)
         return []
     place = Path(folder) / "jobs" / job.id
     make_folder(place)
@@ -128,20 +128,15 @@ def run_job(
             records = read_records(place)
             if ranks is not None:
                 ranks.exchange([DONE])
-            if progress is not None:
-                progress(JobProgress(job, len(records), len(records), None, score(records)["error"], resumed=True))
+            tell(JobProgress(job, len(records), len(records), None, score(records)["error"], resumed=True))
             return records
         for stale in place.glob(".*.tmp"):  # of a process that was killed while it wrote
             stale.unlink()
-        return _Running(job, place, opened, checkpoint_every, progress, stop).run()
+        return _Running(job, place, opened, checkpoint_every, tell, stop).run()
 
 
 def _follow(
-    job: Job,
-    opened: OpenExperiment,
-    ranks: Ranks,
-    progress: Callable[[JobProgress], None] | None,
-    stop: Callable[[], bool] | None,
+    job: Job, opened: OpenExperiment, ranks: Ranks, tell: Callable[[JobProgress], None], stop: Callable[[], bool]
 ) -> None:
     """The job as every rank but the first sees it. Methods without views are computed by all of them."""
     adapter, stream = opened.adapter(job.row, job.seed), opened.stream(job.order)
@@ -153,26 +148,19 @@ def _follow(
             adapter.reset()
         adapter(batch.x.to(adapter.device))
         position += 1
-        if stop is not None and stop():
+        if stop():
             break
-    if progress is not None:
-        progress(JobProgress(job, position, len(stream), None, 0.0))
+    tell(JobProgress(job, position, len(stream), None, 0.0))
 
 
 class _Running:
     """A job while it runs."""
 
     def __init__(
-        self,
-        job: Job,
-        place: Path,
-        opened: OpenExperiment,
-        every: int | None,
-        progress: Callable[[JobProgress], None] | None,
-        stop: Callable[[], bool] | None,
-    ) -> None:
-        self.stop = stop or (lambda: False)
-        self.job, self.place, self.opened, self.every, self.progress = job, place, opened, every, progress
+        self, job: Job, place: Path, opened: OpenExperiment, every: int | None, tell: Callable[[JobProgress], None],
+        stop: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        self.job, self.place, self.opened, self.every, self.tell, self.stop = job, place, opened, every, tell, stop
         gc.collect()                        # the last job's adapter, whose parts hold each other, and what it has on a GPU
         if opened.device.type == "cuda" and opened.compiled_for != job.row.method:
             torch.compiler.reset()          # torch compiles no more beyond a number of programs: let go the others
@@ -192,8 +180,7 @@ class _Running:
         wrong, seen = sum(r["error"] * r["n"] for r in records), sum(r["n"] for r in records)
         start = len(records)
         write_json(self.place / "job.json", {**self.about, "status": "running", "seconds": self.seconds})
-        if self.progress is not None:
-            self.progress(JobProgress(self.job, start, self.stream.batches or 0, None, wrong / max(seen, 1), start > 0))
+        self.tell(JobProgress(self.job, start, self.stream.batches or 0, None, wrong / max(seen, 1), start > 0))
         ranks = self.opened.ranks
         if ranks is not None:
             ranks.start(self.adapter, start)
@@ -209,8 +196,7 @@ class _Running:
                 lines.add(json.dumps(record))
                 self.seconds += time.monotonic() - began
                 wrong, seen = wrong + record["error"] * record["n"], seen + record["n"]
-                if self.progress is not None:
-                    self.progress(JobProgress(self.job, len(records), self.stream.batches or 0, record, wrong / seen))
+                self.tell(JobProgress(self.job, len(records), self.stream.batches or 0, record, wrong / seen))
                 last = len(records) == self.stream.batches
                 stopping = self.stop() and not last
                 if stopping or self.due(len(records), start):
@@ -259,7 +245,7 @@ class _Running:
     def lost(self, error: ParallelError, lines: Lines, position: int) -> ParallelError:
         """The error to end with when another rank is gone, after a checkpoint of the last whole batch.
 
-        With several steps a batch, or something around the method, the state may be that of half a batch: then the last
+        With several steps per batch, or something around the method, the state may be that of half a batch: then the last
         checkpoint is the one there is.
         """
         if isinstance(self.adapter, MeanTeacher) and self.adapter.steps == 1:

@@ -53,12 +53,9 @@ def _kind(path: str) -> str | None:
 
 
 def make_source(
-    recipe: Recipe,
-    folder: Path,
-    device: torch.device,
-    on_train: Callable[[TrainProgress], None] | None = None,
+    recipe: Recipe, folder: Path, device: torch.device, on_train: Callable[[TrainProgress], None] | None = None,
     on_swag: Callable[[FitProgress], None] | None = None,
-) -> tuple[Path, Path]:
+) -> tuple[Path, Path]:  # fmt: skip
     """Network and posterior of a recipe whose data comes with the package, in `folder`: made unless they are there."""
     network, posterior = folder / "network.safetensors", folder / "posterior.safetensors"
     if not (folder / "fit.json").is_file() or not network.is_file() or not posterior.is_file():

@@ -12,7 +12,7 @@ from torch import nn
 from petal.errors import ConfigError, InputError
 from petal.methods import METHODS, Adapter, Source
 from petal.models.pixels import UNIT_PIXELS, expected_input
-from petal.recipes import WRAPPERS, Row
+from petal.recipes import WRAPPERS, Row, recipe
 from petal.recipes.rows import needs_posterior
 from petal.runs import Experiment, OpenExperiment
 from petal.runs.records import distance_from_start
@@ -60,37 +60,34 @@ def build(settings: Settings, device: torch.device) -> Served:
     adapter, source = opened.adapter(row, settings.seed), opened.adapter(Row("source", "Source", "source"))
     distance = distance_from_start(inner(adapter))
     unit_pixels = expected_input(opened.model) == UNIT_PIXELS
-    classes = experiment.classes or experiment.chosen.classes
 
     def fresh() -> Adapter:
         return opened.plain_adapter(row, settings.seed)
 
     policy = getattr(adapter, "policy", None) if "guard" in row.wraps else None
-    return Served(adapter, source, fresh, settings.method, classes, unit_pixels, distance, policy)
+    return Served(adapter, source, fresh, settings.method, experiment.classes or 0, unit_pixels, distance, policy)
 
 
 def experiment_of(settings: Settings) -> tuple[Experiment, Row]:
     """The settings as an experiment without a stream, and the row that is served."""
-    classes = settings.classes
-    if settings.recipe is None:
-        if settings.network is None:
-            raise ConfigError("say what to serve: --demo, --recipe cifar10 or --network wrn-40-2, with --weights")
-        classes = classes or len(settings.labels) or 10
-    experiment = Experiment(
-        settings.recipe, batch_size=settings.batch_size, network=settings.network, engine=settings.engine,
-        fidelity=settings.fidelity, plugin=None if settings.plugin is None else str(settings.plugin), classes=classes,
-        input=settings.input,
-    )  # fmt: skip
+    if settings.recipe is None and settings.network is None:
+        raise ConfigError("say what to serve: --demo, --recipe cifar10 or --network wrn-40-2, with --weights")
+    known = None if settings.recipe is None else recipe(settings.recipe)
+    network = settings.network or (known.network if known else "")
+    classes = settings.classes or (known.classes if known else len(settings.labels) or 10)
     if settings.weights is None:
-        network = settings.network or experiment.chosen.network
         raise ConfigError(f"give the weights of {network}: --weights, made by `petal fit` or published")
-    classes = classes or experiment.chosen.classes
     if settings.labels and len(settings.labels) != classes:
         raise ConfigError(f"there are {len(settings.labels)} labels for {classes} classes")
+    experiment = Experiment(
+        settings.recipe, batch_size=settings.batch_size, weights=str(settings.weights), network=settings.network,
+        engine=settings.engine, fidelity=settings.fidelity, classes=classes, input=settings.input,
+        plugin=None if settings.plugin is None else str(settings.plugin),
+    )  # fmt: skip
     (row,) = experiment.rows([_row_name(settings)], [*settings.set, *_guard_settings(settings)])
-    posterior = settings.posterior if needs_posterior(METHODS[row.method]) else None
-    weights = str(settings.weights)
-    return replace(experiment, weights=weights, posterior=None if posterior is None else str(posterior)), row
+    if settings.posterior is not None and needs_posterior(METHODS[row.method]):
+        experiment = replace(experiment, posterior=str(settings.posterior))
+    return experiment, row
 
 
 def _row_name(settings: Settings) -> str:

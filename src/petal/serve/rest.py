@@ -19,9 +19,9 @@ from petal.serve import inputs
 from petal.serve._kserve import InvalidInput, ModelNotFound, V2Endpoints, schema
 from petal.serve.http import AccessLog, Memory, read_body
 from petal.serve.inputs import Refused
+from petal.serve.queue import SOURCE, Busy, Closed
 from petal.serve.settings import Settings
 from petal.serve.wire import INLINE, AdaptiveModel, Plane, refusal
-from petal.serve.worker import SOURCE, Busy, Closed
 
 log = logging.getLogger(__name__)
 

@@ -20,10 +20,11 @@ from petal.serve._kserve import (
     ModelRepository,
 )
 from petal.serve.inputs import Refused
+from petal.serve.queue import ADAPT, PREDICT, SOURCE, Answer, Busy, Closed
 from petal.serve.settings import Settings
 from petal.serve.versions import NoVersion
 from petal.serve.watch import Watch
-from petal.serve.worker import ADAPT, PREDICT, SOURCE, Answer, Busy, Closed, Worker
+from petal.serve.worker import Worker
 
 INLINE = 64 * 1024                          # bytes of a request that is decoded without a thread of its own
 TYPES = {"logits": "FP32", "probabilities": "FP32", "label": "INT64", "entropy": "FP32"}

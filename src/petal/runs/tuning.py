@@ -1,8 +1,7 @@
 """Choosing alpha and delta as the paper does: on the four validation corruptions, never on those of the test."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from petal.corruptions import VALIDATION_CORRUPTIONS
 from petal.errors import ConfigError
@@ -24,10 +23,6 @@ class Trial:
     error: float
     nll: float
     brier: float
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
 
 def tune(
