@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +27,7 @@ from petal import METHODS, PetalError
 from petal.cli.report import report
 from petal.cli.sweep import Board, sweep
 from petal.runs import experiment
-from petal.sweep import Outcome, Part, Resources, cluster, prepare
+from petal.sweep import Outcome, Part, Resources, cluster, jobs, prepare
 from recipes.source import make_source
 
 SMALL = ["--images", "16", "--batch-size", "8", "--checkpoint-every", "4"]
@@ -261,6 +262,16 @@ def test_the_source_is_trained_as_petal_run_does(tmp_path: Path, monkeypatch: py
     finally:
         torch.set_num_threads(before)
     assert threads == [1]
+
+
+def test_a_sweep_of_an_older_version_is_known_again(tmp_path: Path) -> None:
+    """Its sweep.json lacks what could not be set then, which has its default."""
+    one = experiment.Experiment("digits", severity=3)
+    older = {key: value for key, value in asdict(one).items() if key not in ("stream", "stream_seed", "classes", "input")}
+    assert jobs._same(older, one)
+    assert not jobs._same({**older, "severity": 4}, one)
+    assert not jobs._same(older, replace(one, stream_seed=1))
+    assert not jobs._same(None, one)
 
 
 class FakeRay:

@@ -57,7 +57,7 @@ def options_of(
         if name in each:
             hint, text = list[str] | None, text.rstrip(".") + "; RECIPE=VALUE where the recipes differ; may be repeated."
         elif about.text:
-            hint = str | None
+            hint, default = str | None, None
         elif about.choices:
             hint = Literal[about.choices]
         elif tuple in (get_origin(hint), hint):
