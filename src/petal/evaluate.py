@@ -1,4 +1,4 @@
-"""A stream through a method: answers instead of logits, one record a batch, and the scores of the whole."""
+"""A stream through a method: answers instead of logits, one record per batch, and the scores of the whole."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping

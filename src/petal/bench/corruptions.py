@@ -1,4 +1,4 @@
-"""How fast images are corrupted: images a second, corruption by corruption."""
+"""How fast images are corrupted: images per second, corruption by corruption."""
 
 import time
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,4 @@
-"""What the paper's whole evaluation costs: batches of every table, times milliseconds a batch."""
+"""What the paper's whole evaluation costs: batches of every table, times milliseconds per batch."""
 
 import math
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ EVALUATION = (
 
 @dataclass(frozen=True)
 class Figures:
-    """Milliseconds a batch of a network at its recipe's batch size, from `petal bench steps`."""
+    """Milliseconds per batch of a network at its recipe's batch size, from `petal bench steps`."""
 
     forward: float              # source, batch norm
     student: float              # TENT and pseudo-labels: forward and backward

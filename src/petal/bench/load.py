@@ -1,4 +1,4 @@
-"""A load of inference requests over HTTP: closed loop (so many clients) or open loop (so many requests a second).
+"""A load of inference requests over HTTP: closed loop (so many clients) or open loop (so many requests per second).
 
 Requests are prepared before the clock starts, and the client does as little as it can: it shares the machine with the
 server it measures.
@@ -30,7 +30,7 @@ class LoadOutcome:
 
     @property
     def rate(self) -> float:
-        """Answers a second."""
+        """Answers per second."""
         return len(self.answered) / self.seconds if self.seconds else 0.0
 
     def quantile(self, q: float, refused: bool = False) -> float:
@@ -89,7 +89,7 @@ class Client:
         return await self._measured(asyncio.gather(*(client() for _ in range(clients))))
 
     async def open_loop(self, rate: float, seconds: float, most: int = 200) -> LoadOutcome:
-        """So many requests a second, whatever becomes of those before, on at most `most` connections."""
+        """So many requests per second, whatever becomes of those before, on at most `most` connections."""
         data = [(number, self.prepared(number)) for number in range(min(int(rate * seconds), 20_000))]
         tasks: set[asyncio.Task[None]] = set()
 

@@ -29,7 +29,7 @@ NETWORK_INPUT = {"resnet-50": (224, 1000)}  # size and classes; all others are 3
 
 @dataclass(frozen=True)
 class StepTime:
-    """One measurement. Times are milliseconds a batch; parts are those of the same step measured one by one."""
+    """One measurement. Times are milliseconds per batch; parts are those of the same step measured one by one."""
 
     method: str
     engine: str

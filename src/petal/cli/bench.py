@@ -33,13 +33,13 @@ def bench_steps(
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "200",
     views: Annotated[str, typer.Option(help="Numbers of views K.")] = "32",
     gate: Annotated[str, typer.Option(help="open (views on every batch), closed (on none), or both.")] = "open,closed",
-    batches: Annotated[int, typer.Option(help="Timed batches a row.", min=1)] = 30,
+    batches: Annotated[int, typer.Option(help="Timed batches per row.", min=1)] = 30,
     warmup: Annotated[int, typer.Option(help="Batches before timing; compilation falls into these.", min=1)] = 5,
     parts: Annotated[bool, typer.Option(help="Also time the parts of a step one by one.")] = True,
     device: Device = "auto",
     out: Json = None,
 ) -> None:
-    """Milliseconds a batch, images/s, TFLOP/s, memory and parts of adaptation steps, on synthetic images."""
+    """Milliseconds per batch, images/s, TFLOP/s, memory and parts of adaptation steps, on synthetic images."""
     where = choose_device(device)
     rows: list[steps.StepTime] = []
     with console.status("measuring") as status:
@@ -129,7 +129,7 @@ def bench_scale(
         f"messages {parts.exchange:.2f}"
     )
     shown = Table("ranks", box=None, pad_edge=False)
-    for name in ("views a rank", "model, ms", "measured, ms", "faster by", "of ideal"):
+    for name in ("views per rank", "model, ms", "measured, ms", "faster by", "of ideal"):
         shown.add_column(name, justify="right")
     for r in rows:
         shown.add_row(
@@ -143,12 +143,12 @@ def bench_scale(
 def bench_cost(
     figures: Annotated[
         list[str],
-        typer.Argument(metavar="NETWORK=FORWARD,STUDENT,CLOSED,OPEN...", help="Milliseconds a batch of a network: a forward "
-                       "pass, a step of TENT, a step of PETAL without and with views. wrn-28-10 must be among them."),
+        typer.Argument(metavar="NETWORK=FORWARD,STUDENT,CLOSED,OPEN...", help="Milliseconds per batch of a network: a "
+                       "forward pass, a step of TENT, a step of PETAL without and with views. wrn-28-10 must be one."),
     ],
     out: Json = None,
 ) -> None:
-    """GPU-hours of the paper's whole evaluation, from milliseconds a batch as `petal bench steps` measures them."""
+    """GPU-hours of the paper's whole evaluation, from milliseconds per batch as `petal bench steps` measures them."""
     given: dict[str, cost.Figures] = {}
     for text in figures:
         name, _, values = text.partition("=")
@@ -159,7 +159,7 @@ def bench_cost(
     rows = cost.evaluation_cost(given)
     _write(out, "cost", map(asdict, rows))
     shown = Table("benchmark", box=None, pad_edge=False)
-    for name in ("runs", "batches a run", "network", "GPU-h, no views", "GPU-h, views on all"):
+    for name in ("runs", "batches per run", "network", "GPU-h, no views", "GPU-h, views on all"):
         shown.add_column(name, justify="right")
     for r in rows:
         how = "measured" if r.measured else "by arithmetic"
@@ -177,7 +177,7 @@ def bench_serve(
     option: Annotated[list[str] | None, typer.Option(help="Of petal serve, as --queue=25; may be repeated.")] = None,
     out: Json = None,
 ) -> None:
-    """Requests a second and latency of `petal serve --demo` on loopback, against a plain FastAPI handler.
+    """Requests per second and latency of `petal serve --demo` on loopback, against a plain FastAPI handler.
 
     Single images of 12 kB. The last row sends twice as many requests as the adapting server answers.
     """
@@ -201,7 +201,7 @@ def step_table(rows: list[steps.StepTime]) -> Table:
     """The rows as a table for the terminal."""
     title = f"Adaptation steps on {rows[0].device}, medians of {rows[0].batches} batches" if rows else None
     table = Table("step", title=title, box=None, pad_edge=False)
-    for name in ("ms a batch", "images/s", "TFLOP/s", "of matrix rate", "peak MiB", "warm-up s"):
+    for name in ("ms per batch", "images/s", "TFLOP/s", "of matrix rate", "peak MiB", "warm-up s"):
         table.add_column(name, justify="right")
     for r in rows:
         views = f", K {r.views} {r.gate}" if r.gate != "none" else ""

@@ -33,7 +33,7 @@ COLLECTING = "petal-swag-1"
 
 
 class Loader:
-    """Batches (x, y) of a dataset on a device, shuffled, with random crops and flips; run through it once an epoch.
+    """Batches (x, y) of a dataset on a device, shuffled, with random crops and flips; run through it once per epoch.
 
     The order and the augmentation of an epoch follow from the seed and the epoch's number (`epoch`, which counts itself).
     x is float32 [n, 3, H, W] in [0, 1], channels-last.

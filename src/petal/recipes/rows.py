@@ -29,7 +29,7 @@ __all__ = ["FIDELITIES", "TABLE_1", "WRAPPERS", "Row", "load_plugin", "pick_rows
 def rows(recipe: Recipe, fidelity: str = "official") -> dict[str, Row]:
     """Every row there is, by name: those of the paper, its ablations, and one for each method that was added.
 
-    `official` is the released code (one decision a batch, mean of logits), `paper` the text (one a sample, mean of
+    `official` is the released code (one decision per batch, mean of logits), `paper` the text (one per sample, mean of
     probabilities). CoTTA follows along: it is PETAL without the prior.
 
     >>> from petal.recipes.published import cifar10
@@ -104,7 +104,7 @@ def _pick(known: Mapping[str, Row], wanted: str) -> Row:
 
 
 def needs_posterior(method: type[Adapter]) -> bool:
-    """Whether a method's constructor takes the source posterior."""
+    """True if the constructor of a method takes the source posterior."""
     return issubclass(method, Petal) or "posterior" in inspect.signature(method.__init__).parameters
 
 

@@ -50,7 +50,7 @@ class Lines:
 
 
 def goes_on(*work: Callable[[], None]) -> bool:
-    """Whether files could be written; if not, the user is told, and the run goes on: hours of work need not be lost."""
+    """True if files could be written; if not, the user is told, and the run goes on: hours of work need not be lost."""
     try:
         for part in work:
             part()

@@ -41,7 +41,7 @@ class Served:
 
     @property
     def learns(self) -> bool:
-        """Whether calls change anything: some parameters adapt, or something around the method does."""
+        """True if calls change anything: some parameters adapt, or something around the method does."""
         return bool(self.core.adapted) or self.core is not self.adapter
 
 

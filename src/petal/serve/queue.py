@@ -111,7 +111,7 @@ class RequestQueue:
 
     @property
     def closing(self) -> bool:
-        """Whether nothing more is accepted."""
+        """True once nothing more is accepted."""
         return self._closing
 
     def _take(self, target: str) -> list[Item]:

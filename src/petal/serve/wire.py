@@ -53,7 +53,7 @@ class AdaptiveModel(InferenceModel):        # type: ignore[misc]
         self.ready = True
 
     async def healthy(self) -> bool:
-        """Whether requests are accepted."""
+        """True while requests are accepted."""
         return self.worker.is_alive() and not self.worker.closing
 
     def get_input_types(self) -> list[dict[str, Any]]:
@@ -168,7 +168,7 @@ class Plane(DataPlane):                     # type: ignore[misc]
         return {"status": "alive" if alive else "dead"}
 
     async def ready(self) -> bool:
-        """Whether requests are accepted."""
+        """True while requests are accepted."""
         return await self.model.healthy()
 
     async def model_metadata(self, model_name: str) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Worker(RequestQueue, threading.Thread):
     # What other threads call
 
     def has_version(self, number: int) -> bool:
-        """Whether a version can be asked for."""
+        """True if requests can name this version."""
         return number == self.version or number in self.versions
 
     def act(self, name: str, by: str, **arguments: Any) -> "Future[Any]":
@@ -85,7 +85,7 @@ class Worker(RequestQueue, threading.Thread):
 
     @property
     def resting(self) -> bool:
-        """Whether a guard has stopped adaptation, for a while or until it is thawed."""
+        """True while a guard has stopped adaptation, for a time or until it is thawed."""
         return bool(getattr(self.adapter, "frozen", False))
 
     # The thread

@@ -46,7 +46,7 @@ class Task:
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing left to do."""
+        """True once there is nothing left to do."""
         return job_status(self.place) == "done"
 
 
@@ -110,7 +110,7 @@ def what_is_left(folder: Path, parts: Sequence[Part]) -> list[Part]:
 
 
 def _same(before: dict[str, Any] | None, experiment: Experiment) -> bool:
-    """Whether an experiment was set like this; what an older version did not know had its default."""
+    """True if an experiment was set like this; what an older version did not know had its default."""
     return before is not None and {**asdict(Experiment(experiment.recipe)), **before} == asdict(experiment)
 
 
