@@ -27,8 +27,9 @@ from petal.checkpoint import Checkpoints, digest
 from petal.data import from_arrays
 from petal.engine import passes
 from petal.methods.mean_teacher import MeanTeacher
-from petal.recipes import WRAPPERS, Bench, Job, Progress, Row, apply_settings, pick_rows, recipe, rows, run_job
-from petal.recipes.run import Lines, read_records
+from petal.recipes import WRAPPERS, Row, apply_settings, pick_rows, recipe, rows
+from petal.runs import Experiment, Job, JobProgress, OpenExperiment, read_records, run_job
+from petal.runs.records import Lines
 
 torch.set_num_threads(1)
 corrupt(torch.rand(1, 3, 32, 32), "frost", severity=5, profile="cifar")  # its textures are drawn once in a process
@@ -37,10 +38,10 @@ BATCH = 8
 
 
 @dataclass
-class KeptBench(Bench):
+class Kept(OpenExperiment):
     """Remembers its adapter and the logits of the last batch."""
 
-    def adapter(self, row: Row, seed: int) -> Adapter:
+    def adapter(self, row: Row, seed: int = 0) -> Adapter:
         self.last = super().adapter(row, seed)
         self.last.register_forward_hook(self.keep)
         return self.last
@@ -63,19 +64,19 @@ def work(
     model = models.build("small", 10, seed=0, width=8)
     chosen = replace(recipe("digits"), views=2, confidence=2.0)
     q = DiagonalGaussian.isotropic(model, 0.1)
-    bench = KeptBench(chosen, from_arrays(x, y), model, q, batch_size=BATCH, engine=engine)
+    opened = Kept(Experiment("digits", batch_size=BATCH, engine=engine), model, q, from_arrays(x, y))
     folder.mkdir(parents=True, exist_ok=True)
 
-    def progress(p: Progress) -> None:
+    def progress(p: JobProgress) -> None:
         if p.record is not None:
             with (folder / "predictions.log").open("a") as file:
-                file.write(json.dumps([p.position - 1, digest({"logits": bench.logits})]) + "\n")
+                file.write(json.dumps([p.position - 1, digest({"logits": opened.logits})]) + "\n")
 
     settings = ["small.memory=8", "small.every=8", "guard.every=2", "guard.window=16"]
     (wanted,) = pick_rows(apply_settings(rows(chosen), settings, WRAPPERS), [row])
-    run_job(Job(wanted), folder, bench, checkpoint_every=1, progress=progress)
-    if hasattr(bench, "last"):
-        (folder / "state.json").write_text(digest(bench.last.state_dict()))
+    run_job(Job(wanted), folder, opened, checkpoint_every=1, progress=progress)
+    if hasattr(opened, "last"):
+        (folder / "state.json").write_text(digest(opened.last.state_dict()))
 
 
 def outcome(folder: Path, row: str = "petal") -> tuple[list[dict[str, Any]], dict[int, set[str]], str]:

@@ -11,7 +11,8 @@ import torch
 import petal
 from petal import Guard, PetalWarning, models
 from petal.data import digits, streams
-from petal.recipes import Bench, apply_settings, pick_rows, recipe, rows
+from petal.recipes import recipe
+from petal.runs import Experiment, OpenExperiment
 from recipes.source import make_source
 
 FEW = ["gaussian_noise", "contrast", "jpeg_compression"]
@@ -22,15 +23,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_source(tmp_path_factory.mktemp("source"))
 
 
-def bench(source: Path, **options: object) -> Bench:
-    chosen = recipe("digits")
-    model = models.build("small", 10, source / "network.safetensors", **chosen.network_options)
-    return Bench(chosen, digits("test"), model, petal.DiagonalGaussian.load(source / "posterior.safetensors"), **options)
+def opened(source: Path, **settings: object) -> OpenExperiment:
+    model = models.build("small", 10, source / "network.safetensors", **recipe("digits").network_options)
+    q = petal.DiagonalGaussian.load(source / "posterior.safetensors")
+    return OpenExperiment(Experiment("digits", **settings), model, q, digits("test"))
 
 
-def adapter(b: Bench, name: str, views: int = 1) -> petal.Adapter:
-    known = apply_settings(rows(b.recipe), [f"petal.views={views}"])
-    return b.adapter(pick_rows(known, [name])[0], 0)
+def adapter(o: OpenExperiment, name: str, views: int = 1) -> petal.Adapter:
+    return o.adapter(o.experiment.rows([name], [f"petal.views={views}"])[0])
 
 
 def batches(visits: int) -> Iterator[streams.Batch]:
@@ -54,7 +54,7 @@ def fifty_times_faster(a: petal.Adapter) -> None:
 @pytest.mark.parametrize("name", ["tent", "petal"])
 def test_a_forced_collapse_is_taken_back(name: str, source: Path) -> None:
     """Learning rate times 50: seen within 100 batches, and the error is within a point of that before."""
-    b = bench(source)
+    b = opened(source)
     bare, guarded = adapter(b, name), adapter(b, f"{name}+guard")
     assert isinstance(guarded, Guard)
     guarded.window, guarded.cooldown = 500, 1000                # the stream is short
@@ -79,7 +79,7 @@ def test_a_forced_collapse_is_taken_back(name: str, source: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tent", "petal"])
 def test_nothing_is_seen_in_a_benign_stream(name: str, source: Path) -> None:
-    guarded = adapter(bench(source), f"{name}+guard")
+    guarded = adapter(opened(source), f"{name}+guard")
     assert isinstance(guarded, Guard)
     guarded.window = 500
     for batch in batches(5):
@@ -92,7 +92,7 @@ def test_nothing_is_seen_in_a_benign_stream(name: str, source: Path) -> None:
 @pytest.mark.parametrize("kind", ["recurring", "correlated"])
 def test_no_alarm_in_a_hundred_thousand_images(name: str, kind: str, source: Path) -> None:
     """The demo's stream again and again, and with labels in runs."""
-    b = bench(source)
+    b = opened(source)
     guarded = adapter(b, name, views=16)
     assert isinstance(guarded, Guard)
     seen = round_ = 0
@@ -109,7 +109,7 @@ def test_no_alarm_in_a_hundred_thousand_images(name: str, kind: str, source: Pat
 @pytest.mark.parametrize("name", ["tent", "petal"])
 def test_a_forced_collapse_stays_taken_back(name: str, source: Path) -> None:
     """The cause stays for 20,000 images: pauses get longer, and the error over all of them stays near that before."""
-    b = bench(source)
+    b = opened(source)
     guarded = adapter(b, f"{name}+guard")
     assert isinstance(guarded, Guard)
     stream = batches(100)

@@ -1,10 +1,12 @@
 """Files that appear whole or not at all, and folders for one process at a time."""
 
 import fcntl
+import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from petal.errors import ConfigError, StorageError
@@ -64,3 +66,24 @@ def alone(folder: Path, taken: str | None = None) -> Iterator[None]:
         except OSError as error:
             raise ConfigError(taken or f"{path} cannot be locked: {error.strerror}") from error
         yield
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system refuses becomes a StorageError that names the path."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def make_folder(path: Path) -> None:
+    """A folder, unless it is there."""
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """A JSON file that appears whole or not at all."""
+    with writing(path), replacing(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

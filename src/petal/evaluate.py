@@ -134,11 +134,12 @@ def iter_evaluate(
         if reset_on_domain_change and previous is not None and here != previous:
             adapter.reset()
         previous = here
-        yield evaluate_batch(adapter, batch, number)
+        record, _ = evaluate_batch(adapter, batch, number)
+        yield record
 
 
-def evaluate_batch(adapter: Adapter, batch: BatchLike, number: int = 0) -> Record:
-    """Predict and adapt to one batch, and score the prediction.
+def evaluate_batch(adapter: Adapter, batch: BatchLike, number: int = 0) -> tuple[Record, Tensor]:
+    """Predict and adapt to one batch, and score the prediction. Returns the record and the logits [N, C].
 
     Labels that cannot be labels are refused before the method sees the batch; labels of no class once it has said how many
     classes there are.
@@ -152,10 +153,10 @@ def evaluate_batch(adapter: Adapter, batch: BatchLike, number: int = 0) -> Recor
     seconds = time.perf_counter() - started
     if bool((y >= logits.shape[1]).any()):
         raise _bad_labels(batch, number, f"the network predicts {logits.shape[1]} classes, from 0")
-    logits, y = logits.double(), y.long()
-    each = [*(score(logits, y).double() for score in SCORES.values()), F.confidence(logits), F.entropy(logits)]
+    exact, y = logits.double(), y.long()
+    each = [*(score(exact, y).double() for score in SCORES.values()), F.confidence(exact), F.entropy(exact)]
     scores = torch.stack([value.mean() for value in each]).tolist()
-    return Record(
+    record = Record(
         position=int(getattr(batch, "position", number)),
         domain=batch.domain,
         severity=int(getattr(batch, "severity", 0)),
@@ -165,12 +166,13 @@ def evaluate_batch(adapter: Adapter, batch: BatchLike, number: int = 0) -> Recor
         brier=scores[2],
         confidence=scores[3],
         entropy=scores[4],
-        calibration=F.calibration_counts(logits, y, BINS).tolist(),
+        calibration=F.calibration_counts(exact, y, BINS).tolist(),
         views_used=adapter.views_used,
         restored=float(adapter.restored),
         skipped=adapter.skipped,
         seconds=seconds,
     )
+    return record, logits
 
 
 def _check_labels(batch: BatchLike, number: int) -> None:

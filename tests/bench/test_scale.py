@@ -11,7 +11,7 @@ from petal.cli.bench import app
 
 
 def test_model_counts_the_slowest_rank() -> None:
-    parts = scale.Parts(views=5, rest=10.0, view=2.0, draw=0.5, exchange=1.0)
+    parts = scale.StepParts(views=5, rest=10.0, view=2.0, draw=0.5, exchange=1.0)
     expected = {1: 10 + 5 * 2, 2: 10 + 3 * 2 + 2 * 0.5 + 1, 3: 10 + 2 * 2 + 3 * 0.5 + 1, 5: 10 + 2 + 4 * 0.5 + 1}
     assert {n: parts.step(n) for n in expected} == expected
     rows = scale.table(parts, [1, 3], {3: 17.0})

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from petal.bench.load import Client, Outcome, binary_requests, id_check
+from petal.bench.load import Client, LoadOutcome, binary_requests, id_check
 from petal.bench.serve import run
 from recipes.source import make_source
 
@@ -51,7 +51,7 @@ def test_what_became_of_the_requests_is_counted() -> None:
             writer.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: %d\r\n\r\n" % len(said) + said)
         writer.close()
 
-    async def measure() -> Outcome:
+    async def measure() -> LoadOutcome:
         server = await asyncio.start_server(answer, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         make = binary_requests(np.zeros((1, 1, 1, 1), np.float32), True)

@@ -527,9 +527,9 @@ def test_commands_on_a_cpu_and_their_workers_keep_freed_memory(monkeypatch: pyte
     monkeypatch.setattr("petal.cli.common.keep_freed_memory", lambda: called.append("command"))
     monkeypatch.setattr("petal.sweep.jobs.keep_freed_memory", lambda: called.append("worker"))
     assert choose_device("cpu").type == "cpu"
-    setup: Any = SimpleNamespace(chosen=SimpleNamespace(builtin=False), plugin=None, bench=lambda device: device)
+    experiment: Any = SimpleNamespace(chosen=SimpleNamespace(builtin=False), open=lambda device: device)
     for device in ("cpu", "meta"):
-        assert jobs.bench_of.__wrapped__(setup, device) == torch.device(device)
+        assert jobs.opened_once.__wrapped__(experiment, device) == torch.device(device)
     assert called == ["command", "worker"]
 
 

@@ -13,7 +13,7 @@ import petal
 from networks import CLASSES, SIZE, images, network
 from petal.checkpoint import Checkpoints
 from petal.methods import Adapter
-from petal.recipes.run import distance_from_start
+from petal.runs.records import distance_from_start
 from petal.serve.logs import Audit
 from petal.serve.model import Served, inner
 from petal.serve.settings import Settings

@@ -14,11 +14,11 @@ from petal.errors import ConfigError
 from petal.serve._kserve import InferInput, InferRequest
 from petal.serve.http import Memory, Server, bound
 from petal.serve.inputs import Refused
+from petal.serve.queue import Busy, Closed
 from petal.serve.rpc import CODES, Rpc
 from petal.serve.settings import Settings
 from petal.serve.versions import NoVersion
 from petal.serve.wire import AdaptiveModel, Plane, refusal
-from petal.serve.worker import Busy, Closed
 from serve.parts import Echo, sample, settle, worker
 
 

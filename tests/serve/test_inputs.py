@@ -35,6 +35,13 @@ def test_binary_and_json_tensors_are_the_same() -> None:
         assert got.numpy().flags.writeable
 
 
+def test_bytes_after_the_last_tensor_are_refused() -> None:
+    x = np.zeros((1, 3, 4, 6), np.float32)
+    tensor = {"name": "input", "shape": list(x.shape), "datatype": "FP32", "parameters": {"binary_data_size": x.nbytes}}
+    with pytest.raises(Refused, match="3 bytes follow the tensors"):
+        request(tensor, x.tobytes() + b"abc")
+
+
 def test_bytes_are_pixels_of_255() -> None:
     x = np.random.default_rng(0).integers(0, 256, (1, 3, 4, 6), np.uint8)
     tensor = {"name": "input", "shape": list(x.shape), "datatype": "UINT8"}

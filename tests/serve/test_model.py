@@ -11,6 +11,7 @@ from torch import nn
 import petal
 from petal.errors import ConfigError
 from petal.recipes.fit import save_network
+from petal.runs import Experiment
 from petal.serve.model import Served, build, kept
 from petal.serve.settings import Settings
 from serve.parts import same, state
@@ -81,27 +82,37 @@ def test_another_adapter_like_it(source: Path) -> None:
     assert same(state(one.make()), before)
 
 
-def test_guard_and_small_batch_go_around_the_method(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Around(torch.nn.Module):
-        def __init__(self, adapter: Any, **options: Any) -> None:
-            super().__init__()
-            self.adapter, self.options = adapter, options
-
-        def __getattr__(self, name: str) -> Any:
-            try:
-                return super().__getattr__(name)
-            except AttributeError:
-                return getattr(super().__getattr__("adapter"), name)
-
-    guard, small = type("Guard", (Around,), {}), type("SmallBatch", (Around,), {})
-    monkeypatch.setattr(petal, "Guard", guard, raising=False)
-    monkeypatch.setattr(petal, "SmallBatch", small, raising=False)
-    monkeypatch.setattr("petal.serve.model.accelerate", lambda adapter, *args, **options: adapter)
+def test_guard_and_small_batch_go_around_the_method(source: Path) -> None:
     one: Any = served(source, guard="freeze", guard_set=("window=9",), small_batch=True)
-    assert type(one.adapter) is guard
-    assert one.adapter.options == {"policy": "freeze", "window": 9}
-    assert type(one.adapter.adapter) is small
+    assert isinstance(one.adapter, petal.Guard)
+    assert (one.adapter.policy, one.adapter.window, one.guard, one.row) == ("freeze", 9, "freeze", "petal")
+    assert isinstance(one.adapter.adapter, petal.SmallBatch)
     assert one.core is one.adapter.adapter.adapter
     assert one.learns
-    with pytest.raises(ConfigError, match="OPTION=VALUE"):
+    with pytest.raises(ConfigError, match="guard_set is written OPTION=VALUE, got 'window'"):
         served(source, guard="freeze", guard_set=("window",))
+    with pytest.raises(ConfigError, match="did you mean window"):
+        served(source, guard="freeze", guard_set=("windov=9",))
+    with pytest.raises(ConfigError, match="policy must be one of"):
+        served(source, guard="freez")
+
+
+def test_what_goes_around_the_method_is_named_and_set_as_in_petal_run(source: Path) -> None:
+    settings = ("guard.window=90", "guard.every=3", "small.memory=16", "petal.views=2", "petal.confidence=2")
+    one: Any = served(source, method="petal+small+guard", set=settings, seed=3)
+    files = {"weights": str(source / "network.safetensors"), "posterior": str(source / "posterior.safetensors")}
+    experiment = Experiment("digits", images=8, batch_size=8, **files)
+    twin: Any = experiment.open(CPU).adapter(experiment.rows(["petal+small+guard"], settings)[0], seed=3)
+    assert (one.adapter.window, one.adapter.every, one.adapter.adapter.memory) == (90, 3, twin.adapter.memory)
+    assert (one.row, one.guard) == ("petal+small+guard", "rollback")
+    x = torch.rand(6, 3, 32, 32)
+    assert torch.equal(one.adapter(x), twin(x))
+    assert same(state(one.adapter), state(twin))
+    both: Any = served(source, method="tent+guard", guard="freeze", small_batch=True)      # settings add what is not named
+    assert isinstance(both.adapter.adapter, petal.SmallBatch)
+    assert both.adapter.policy == "freeze"
+    assert served(source, method="tent+guard", guard_set=("window=70",)).adapter.window == 70
+    with pytest.raises(ConfigError, match=r"from the inside out: petal\+small\+guard"):
+        served(source, method="petal+guard+small")
+    with pytest.raises(ConfigError, match="there is no addition to a method 'gard'"):
+        served(source, method="petal+gard")

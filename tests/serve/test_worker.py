@@ -17,8 +17,9 @@ from networks import images, network
 from petal.checkpoint import CheckpointError, Checkpoints, digest
 from petal.errors import InputError
 from petal.guard import Alarm
+from petal.serve.queue import ADAPT, PREDICT, SOURCE, Busy, Closed
 from petal.serve.versions import NoVersion
-from petal.serve.worker import ADAPT, PREDICT, SOURCE, Busy, Closed, Unanswered, Worker
+from petal.serve.worker import Unanswered, Worker
 from serve.parts import WAIT, Echo, same, sample, settle, state, tent, until, worker
 
 
@@ -65,6 +66,14 @@ def test_batches_keep_the_order_of_arrival_and_their_size(echo: Worker) -> None:
     seen = [v for batch in echo.adapter.batches for v in batch]
     assert np.allclose(seen, np.repeat(values, 3))
     assert [len(batch) for batch in echo.adapter.batches] == [9, 9, 9]
+
+
+def test_small_requests_never_overtake_a_large_one(echo: Worker) -> None:
+    echo.settings = type(echo.settings)(input=(3, 8, 8), batch_size=10, delay_ms=0.0, queue=100)
+    futures = [echo.submit(sample(value, count)) for value, count in ((0.6, 6), (0.7, 8), (0.8, 2), (0.9, 3))]
+    echo.start()
+    settle(futures)
+    assert [sorted({round(v, 2) for v in batch}) for batch in echo.adapter.batches] == [[0.6], [0.7, 0.8], [0.9]]
 
 
 def test_a_batch_waits_for_others_as_long_as_it_is_told(tmp_path: Path) -> None:
@@ -331,6 +340,28 @@ def test_checkpoints_come_by_themselves_and_a_full_disk_does_not_stop_service(
     assert one.checkpointed == written
 
 
+@pytest.mark.filterwarnings("default::petal.PetalWarning")
+def test_a_checkpoint_that_could_not_be_written_is_written_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a server that has nothing else to do; until then an admin is told so."""
+    one = worker(tmp_path, checkpoint_seconds=0.2)
+    write, full = petal.checkpoint.write_state, True
+
+    def refusing(*arguments: Any) -> None:
+        if full:
+            raise CheckpointError("the disk is full")
+        write(*arguments)
+
+    monkeypatch.setattr(petal.checkpoint, "write_state", refusing)
+    one.start()
+    settle([one.submit(images(4))])
+    assert one.act("checkpoint", "test").result(WAIT)["written"] is False
+    assert one.changed
+    full = False
+    until(lambda: one.checkpoints.latest() is not None)
+    one.checkpoints.wait()
+    until(lambda: not one.changed)
+
+
 def test_an_idle_worker_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when its last checkpoint is long ago: it waits to be told, and does not look again and again."""
     one = worker(tmp_path, checkpoint_seconds=0.1)
@@ -430,6 +461,27 @@ class FakeGuard(nn.Module):
     def load_state_dict(self, state: dict[str, Tensor], *args: Any, **kwargs: Any) -> None:
         self.calls = int(state["guard.calls"])
         self.adapter.load_state_dict({k: v for k, v in state.items() if k != "guard.calls"})
+
+
+class Forgetful(FakeGuard):
+    """Knows no more of its alarms after a reset."""
+
+    def reset(self) -> None:
+        super().reset()
+        self.alarms, self.calls = [], 0
+
+
+def test_alarms_after_a_roll_back_are_told_once_each(tmp_path: Path) -> None:
+    one = worker(tmp_path, tent, Forgetful(tent(), "rollback"))
+    one.start()
+    for _ in range(3):
+        settle([one.submit(images(4))])
+    one.act("rollback", "test", version=0).result(WAIT)
+    for _ in range(4):
+        settle([one.submit(images(4))])
+    one.act("freeze", "test").result(WAIT)      # when it is answered, what was before it has been told
+    told = [e["signal"] for e in one.audit.last(50) if e["by"] == "guard"]
+    assert told == ["entropy", "entropy"]
 
 
 def test_what_the_guard_does_is_counted_audited_and_kept_to(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,9 +26,8 @@ from cli.test_run import records
 from petal import METHODS, PetalError
 from petal.cli.report import report
 from petal.cli.sweep import Board, sweep
-from petal.recipes import setup
-from petal.sweep import Outcome, Part, Resources, cluster, prepare
-from petal.sweep.jobs import plugin_of
+from petal.runs import experiment
+from petal.sweep import Outcome, Part, Resources, cluster, jobs, prepare
 from recipes.source import make_source
 
 SMALL = ["--images", "16", "--batch-size", "8", "--checkpoint-every", "4"]
@@ -177,7 +177,6 @@ def test_failed_runs_are_tried_again_and_told(ray: Any, source: list[str], tmp_p
         done = ["digits", *SMALL, *source, "--plugin", plugin, "-m", "once", "-m", "bn", "--out", tmp_path / "s"]
         assert "All 2 runs are done" in call(*done)
         plugin.write_text(PLUGIN + "# other code")
-        plugin_of.cache_clear()             # as in another process
         with pytest.raises(PetalError, match=r"plugin was .* and is"):
             call(*done, "--sequential")
     finally:
@@ -255,14 +254,24 @@ def test_the_source_is_trained_as_petal_run_does(tmp_path: Path, monkeypatch: py
         threads.append(torch.get_num_threads())
         raise PetalError("enough")
 
-    monkeypatch.setattr(setup, "make_source", make)
+    monkeypatch.setattr(experiment, "make_source", make)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        assert prepare(Part(setup.Setup("digits"), (), tmp_path)).failed == "enough"
+        assert prepare(Part(experiment.Experiment("digits"), (), tmp_path)).failed == "enough"
     finally:
         torch.set_num_threads(before)
     assert threads == [1]
+
+
+def test_a_sweep_of_an_older_version_is_known_again(tmp_path: Path) -> None:
+    """Its sweep.json lacks what could not be set then, which has its default."""
+    one = experiment.Experiment("digits", severity=3)
+    older = {key: value for key, value in asdict(one).items() if key not in ("stream", "stream_seed", "classes", "input")}
+    assert jobs._same(older, one)
+    assert not jobs._same({**older, "severity": 4}, one)
+    assert not jobs._same(older, replace(one, stream_seed=1))
+    assert not jobs._same(None, one)
 
 
 class FakeRay:

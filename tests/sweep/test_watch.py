@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from petal.sweep import Watch
+from petal.sweep import JobWatch
 
 
 def line(position: int, error: float = 0.5, n: int = 2) -> str:
@@ -10,7 +10,7 @@ def line(position: int, error: float = 0.5, n: int = 2) -> str:
 
 def test_follows_a_file_through_a_new_beginning(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
-    watch = Watch(tmp_path, 10)
+    watch = JobWatch(tmp_path, 10)
     watch.look()
     assert (watch.position, watch.restarts) == (0, 0)
     path.write_text(line(0, 0.0) + line(1, 1.0, 6) + line(2)[:9])

@@ -15,7 +15,7 @@ TOTAL = "total"
 _POOL_PIXELS = 1 << 25          # the images that are held at once; more of them are the same ones with other keys
 
 
-class Row(TypedDict):
+class CorruptionTime(TypedDict):
     """The time of one corruption, or of all (`corruption` is "total"); the rest says of what. JSON as it is."""
 
     corruption: str
@@ -55,7 +55,7 @@ def run(
     corruptions: Sequence[str] = CORRUPTIONS,
     repeat: int = 1,
     source: Tensor | None = None,
-) -> list[Row]:
+) -> list[CorruptionTime]:
     """Time each corruption of `corruptions` on `images` images, the best of `repeat` times; the last row is the total.
 
     `profile` is by default the one made for the size. `source` are images [n, 3, H, W] to use in place of made-up ones.
@@ -70,7 +70,7 @@ def run(
     chosen: Profile = profile or ("cifar" if size <= 96 else "imagenet")
     pool = natural(min(images, max(1, _POOL_PIXELS // size**2)), size) if source is None else source[:images]
     pool = pool.to(device)
-    rows: list[Row] = []
+    rows: list[CorruptionTime] = []
     for name in corruptions:
         corrupt(pool[:8], name, severity, chosen)       # first use: kernels, tables
         seconds = min(_time(pool, name, severity, chosen, images) for _ in range(repeat))
@@ -95,8 +95,10 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _row(name: str, seconds: float, images: int, size: int, profile: str, severity: int, device: torch.device) -> Row:
-    return Row(
+def _row(
+    name: str, seconds: float, images: int, size: int, profile: str, severity: int, device: torch.device
+) -> CorruptionTime:
+    return CorruptionTime(
         corruption=name,
         seconds=seconds,
         images_per_second=images / seconds,
@@ -109,7 +111,7 @@ def _row(name: str, seconds: float, images: int, size: int, profile: str, severi
     )
 
 
-def table(rows: Iterable[Row]) -> Table:
+def table(rows: Iterable[CorruptionTime]) -> Table:
     """The rows of a run, to print."""
     rows = list(rows)
     head = rows[0]

@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
@@ -11,7 +10,8 @@ from petal.bench.steps import NETWORK_INPUT
 from petal.data import STREAMS, from_arrays
 from petal.errors import ConfigError
 from petal.models import build, flops
-from petal.recipes import TABLE_1, Recipe, jobs_for, recipe, rows
+from petal.recipes import TABLE_1, Recipe, recipe, rows
+from petal.runs import jobs_for
 
 # recipe, images of each domain, seeds of the methods that draw random numbers
 EVALUATION = (
@@ -50,10 +50,6 @@ class Cost:
     measured: bool              # False: by arithmetic from WRN-28-10
     least: float                # GPU-hours, no batch with views
     most: float                 # GPU-hours, every batch with views
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
 
 def evaluation_cost(figures: Mapping[str, Figures]) -> list[Cost]:

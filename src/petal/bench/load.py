@@ -18,7 +18,7 @@ Check = Callable[[int, bytes], bool]        # number of the request, body of its
 
 
 @dataclass
-class Outcome:
+class LoadOutcome:
     """What became of a load's requests; times in seconds."""
 
     seconds: float = 0.0
@@ -45,7 +45,7 @@ class Client:
     def __init__(self, port: int, path: str, make: Callable[[int], tuple[bytes, dict[str, str]]], check: Check) -> None:
         self.port, self.path, self.make, self.check = port, path, make, check
         self.numbers = itertools.count()
-        self.outcome = Outcome()
+        self.outcome = LoadOutcome()
         self.idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
 
     def prepared(self, number: int) -> bytes:
@@ -77,7 +77,7 @@ class Client:
             self.outcome.answered.append(took)
             self.outcome.wrong += not self.check(number, body)
 
-    async def closed_loop(self, clients: int, seconds: float) -> Outcome:
+    async def closed_loop(self, clients: int, seconds: float) -> LoadOutcome:
         """So many clients, each of which waits for its answer and sends the next request."""
         end = time.perf_counter() + seconds
 
@@ -88,7 +88,7 @@ class Client:
 
         return await self._measured(asyncio.gather(*(client() for _ in range(clients))))
 
-    async def open_loop(self, rate: float, seconds: float, most: int = 200) -> Outcome:
+    async def open_loop(self, rate: float, seconds: float, most: int = 200) -> LoadOutcome:
         """So many requests per second, whatever becomes of those before, on at most `most` connections."""
         data = [(number, self.prepared(number)) for number in range(min(int(rate * seconds), 20_000))]
         tasks: set[asyncio.Task[None]] = set()
@@ -109,7 +109,7 @@ class Client:
 
         return await self._measured(all_of_them())
 
-    async def _measured(self, work: "asyncio.Future[object] | object") -> Outcome:
+    async def _measured(self, work: "asyncio.Future[object] | object") -> LoadOutcome:
         began = time.perf_counter()
         await work                          # type: ignore[misc]
         self.outcome.seconds = time.perf_counter() - began

@@ -15,9 +15,8 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +32,7 @@ from petal.models import build
 
 
 @dataclass(frozen=True)
-class Parts:
+class StepParts:
     """Milliseconds of what a step with the gate open is made of; `view` and `draw` are for one view."""
 
     views: int
@@ -45,14 +44,14 @@ class Parts:
     def step(self, ranks: int) -> float:
         """Milliseconds of a step on so many ranks.
 
-        >>> Parts(views=32, rest=30.0, view=5.0, exchange=1.0).step(1), Parts(32, 30.0, 5.0, exchange=1.0).step(8)
+        >>> StepParts(views=32, rest=30.0, view=5.0, exchange=1.0).step(1), StepParts(32, 30.0, 5.0, exchange=1.0).step(8)
         (190.0, 51.0)
         """
         share = math.ceil(self.views / ranks)
         return self.rest + share * self.view + (self.views - share) * self.draw + (self.exchange if ranks > 1 else 0.0)
 
 
-def parts_of(file: Path, setting: "Setting") -> Parts:
+def parts_of(file: Path, setting: "Setting") -> StepParts:
     """From what `petal bench steps --json` measured on one rank, which are neither draws nor messages."""
     from petal.bench.page import read  # matplotlib takes a second to import
 
@@ -62,7 +61,7 @@ def parts_of(file: Path, setting: "Setting") -> Parts:
         parts = row["parts"]
         shared = parts.get("views and teacher", parts.get("views", 0.0) + parts.get("teacher on views", 0.0))
         if shared and all(row[key] == value for key, value in wanted.items()):
-            return Parts(setting.views, row["ms"] - shared, shared / setting.views)
+            return StepParts(setting.views, row["ms"] - shared, shared / setting.views)
     told = ", ".join(f"{key} {value}" for key, value in wanted.items())
     raise ConfigError(f"{file} has no row with its parts for {told}")
 
@@ -77,12 +76,8 @@ class Scale:
     speedup: float
     measured: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
-
-def table(parts: Parts, ranks: list[int], measured: dict[int, float] | None = None) -> list[Scale]:
+def table(parts: StepParts, ranks: list[int], measured: dict[int, float] | None = None) -> list[Scale]:
     """The model for each number of ranks, beside what was measured."""
     for count in ranks:
         if not 1 <= count <= parts.views:
@@ -121,7 +116,7 @@ class Setting:
         return adapter, torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device)
 
 
-def measure(setting: Setting, ranks: list[int], repeat: int = 3) -> tuple[Parts, dict[int, float]]:
+def measure(setting: Setting, ranks: list[int], repeat: int = 3) -> tuple[StepParts, dict[int, float]]:
     """The parts on one rank, the exchange between the most ranks, and whole steps on each number of them.
 
     Times are those of the fastest batches, over `repeat` turns through the numbers of ranks: a machine that is busy with
@@ -144,7 +139,7 @@ def measure(setting: Setting, ranks: list[int], repeat: int = 3) -> tuple[Parts,
                 exchange.append(found["exchange"])
     best = {name: min(found[name] for found in single) for name in single[0]}
     rest = max(0.0, best["step"] - setting.views * best["view"])
-    parts = Parts(setting.views, rest, best["view"], best["draw"], min(exchange))
+    parts = StepParts(setting.views, rest, best["view"], best["draw"], min(exchange))
     return parts, {n: min(times) for n, times in steps.items()}
 
 

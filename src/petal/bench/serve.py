@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from petal import models
-from petal.bench.load import Check, Client, Outcome, binary_requests, id_check
+from petal.bench.load import Check, Client, LoadOutcome, binary_requests, id_check
 from petal.data import digits
 from petal.errors import ConfigError
 from petal.recipes import recipe
@@ -30,7 +30,7 @@ STARTED = 120.0                             # seconds until a server must be the
 
 
 @dataclass(frozen=True)
-class Row:
+class LoadTime:
     """One load on one target. Times in milliseconds."""
 
     target: str
@@ -45,14 +45,10 @@ class Row:
     wrong: int
     unsent: int
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
-
-def row(target: str, load: str, o: Outcome) -> Row:
+def row(target: str, load: str, o: LoadOutcome) -> LoadTime:
     """The numbers of an outcome."""
-    return Row(
+    return LoadTime(
         target, load, o.rate, o.quantile(0.5), o.quantile(0.99), len(o.answered), len(o.refused), o.quantile(0.99, True),
         o.failed, o.wrong, o.unsent,
     )  # fmt: skip
@@ -68,16 +64,16 @@ class Target:
     make: Callable[[int], tuple[bytes, dict[str, str]]]
     check: Check
 
-    def load(self, how: Callable[[Client], Any]) -> Outcome:
+    def load(self, how: Callable[[Client], Any]) -> LoadOutcome:
         """Put a load on it."""
-        outcome: Outcome = asyncio.run(how(Client(self.port, self.path, self.make, self.check)))
+        outcome: LoadOutcome = asyncio.run(how(Client(self.port, self.path, self.make, self.check)))
         return outcome
 
 
 def run(
     folder: Path, weights: Path, seconds: float = 5.0, clients: int = 8, options: Sequence[str] = (),
     progress: Callable[[str], None] = lambda text: None,
-) -> Iterator[Row]:  # fmt: skip
+) -> Iterator[LoadTime]:  # fmt: skip
     """Measure each target alone and with many clients, then adaptation at twice its capacity.
 
     `folder` has the demo's source already; `options` go to `petal serve`.

@@ -8,8 +8,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ NETWORK_INPUT = {"resnet-50": (224, 1000)}  # size and classes; all others are 3
 
 
 @dataclass(frozen=True)
-class Row:
+class StepTime:
     """One measurement. Times are milliseconds per batch; parts are those of the same step measured one by one."""
 
     method: str
@@ -49,10 +48,6 @@ class Row:
     peak_mib: float
     parts: dict[str, float] = field(default_factory=dict)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
 
 def run(
     methods: list[str],
@@ -67,7 +62,7 @@ def run(
     parts: bool = True,
     compile_at_once: bool = True,
     progress: Callable[[str], None] | None = None,
-) -> Iterator[Row]:
+) -> Iterator[StepTime]:
     """Measure every combination. A method without views is measured once, whatever `views` and `gates` say."""
     for name in methods:
         if name not in METHODS:
@@ -90,7 +85,7 @@ def run(
 def _measure(
     method: str, engine: str, network: str, model: nn.Module, x: Tensor, views: list[int], gates: list[str], forward: float,
     rate: float, count: int, warmup: int, parts: bool, compile_at_once: bool, progress: Callable[[str], None] | None,
-) -> Iterator[Row]:  # fmt: skip
+) -> Iterator[StepTime]:  # fmt: skip
     device = x.device
     _free(device)
     before = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
@@ -117,7 +112,7 @@ def _measure(
         peak = (torch.cuda.max_memory_reserved(device) - before) / 2**20 if device.type == "cuda" else 0.0
         ms = statistics.median(times)
         work = forward * x.shape[0] * forwards(adapter)
-        yield Row(
+        yield StepTime(
             method=method, engine=engine, network=network, batch=x.shape[0], views=k, gate=gate, device=device_name(device),
             batches=count, ms=ms, fastest=min(times), slowest=max(times), warmup_seconds=warm,
             images_per_second=x.shape[0] / ms * 1e3, tflop=work, tflop_per_second=work / ms * 1e3,
@@ -214,4 +209,4 @@ def _free(device: torch.device) -> None:
         torch.compiler.reset()
 
 
-__all__ = ["Row", "make", "matrix_rate", "part_times", "run"]
+__all__ = ["StepTime", "make", "matrix_rate", "part_times", "run"]

@@ -1,29 +1,28 @@
 """`petal bench`: how long steps and corruptions take on this machine."""
 
-import json
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from petal._files import replacing
+from petal._files import write_json
 from petal.bench import corruptions as corruption_bench
 from petal.bench import cost, scale, steps
 from petal.bench import serve as serve_bench
 from petal.cli.common import choose_device, words
-from petal.cli.options import command_line, fit_threads, numbers, source_on_the_spot
+from petal.cli.options import Device, command_line, numbers, with_source
 from petal.errors import ConfigError
-from petal.recipes import recipe
+from petal.runs import Experiment
 
 console = Console()
 app = typer.Typer(help="Measure on this machine: adaptation steps, corruptions, the server.", no_args_is_help=True)
 
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the rows to this JSON file.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 
 
 @app.command("steps")
@@ -34,7 +33,7 @@ def bench_steps(
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "200",
     views: Annotated[str, typer.Option(help="Numbers of views K.")] = "32",
     gate: Annotated[str, typer.Option(help="open (views on every batch), closed (on none), or both.")] = "open,closed",
-    batches: Annotated[int, typer.Option(help="Timed batches a row.", min=1)] = 30,
+    batches: Annotated[int, typer.Option(help="Timed batches per row.", min=1)] = 30,
     warmup: Annotated[int, typer.Option(help="Batches before timing; compilation falls into these.", min=1)] = 5,
     parts: Annotated[bool, typer.Option(help="Also time the parts of a step one by one.")] = True,
     device: Device = "auto",
@@ -42,7 +41,7 @@ def bench_steps(
 ) -> None:
     """Milliseconds per batch, images/s, TFLOP/s, memory and parts of adaptation steps, on synthetic images."""
     where = choose_device(device)
-    rows: list[steps.Row] = []
+    rows: list[steps.StepTime] = []
     with console.status("measuring") as status:
         for row in steps.run(
             words(method), words(engine), words(network), numbers([batch], "--batch"), numbers([views], "--views"),
@@ -54,7 +53,7 @@ def bench_steps(
                 f"{row.method} {row.engine} {row.network} batch {row.batch} K {row.views} gate {row.gate}: "
                 f"[bold]{row.ms:.2f} ms[/bold] ({row.fastest:.2f} to {row.slowest:.2f})  {shown}"
             )
-            _write(out, "steps", [r.to_json() for r in rows])
+            _write(out, "steps", map(asdict, rows))
     console.print(step_table(rows))
 
 
@@ -71,7 +70,7 @@ def bench_corruptions(
         rows = corruption_bench.run(
             images=images, size=size, severity=severity, device=choose_device(device)
         )  # fmt: skip
-    _write(out, "corruptions", [dict(row) for row in rows])
+    _write(out, "corruptions", map(dict, rows))
     console.print(corruption_bench.table(rows))
 
 
@@ -124,7 +123,7 @@ def bench_scale(
     exchange = parts.exchange if exchange_ms is None else exchange_ms
     parts = replace(parts, draw=draw, exchange=exchange)
     rows = scale.table(parts, numbers([ranks], "--ranks"), measured)
-    _write(out, "scale", [row.to_json() for row in rows])
+    _write(out, "scale", map(asdict, rows))
     console.print(
         f"rest {parts.rest:.2f} ms, a view {parts.view:.2f}, its random numbers {parts.draw:.3f}, "
         f"messages {parts.exchange:.2f}"
@@ -158,7 +157,7 @@ def bench_cost(
         except (TypeError, ValueError) as error:
             raise ConfigError(f"figures are written NETWORK=FORWARD,STUDENT,CLOSED,OPEN, got {text!r}") from error
     rows = cost.evaluation_cost(given)
-    _write(out, "cost", [row.to_json() for row in rows])
+    _write(out, "cost", map(asdict, rows))
     shown = Table("benchmark", box=None, pad_edge=False)
     for name in ("runs", "batches per run", "network", "GPU-h, no views", "GPU-h, views on all"):
         shown.add_column(name, justify="right")
@@ -182,24 +181,23 @@ def bench_serve(
 
     Single images of 12 kB. The last row sends twice as many requests as the adapting server answers.
     """
-    fit_threads(recipe("digits"))
-    weights, _ = source_on_the_spot(recipe("digits"), folder / "source", torch.device("cpu"), console)
-    rows: list[serve_bench.Row] = []
+    weights = with_source(Experiment("digits"), folder / "source", torch.device("cpu"), console).weights
+    rows: list[serve_bench.LoadTime] = []
     table = Table("target", "load", title=f"petal serve, {seconds:g} s a row", box=None, pad_edge=False)
     for name in ("answers/s", "p50 ms", "p99 ms", "refused", "p99 of refused", "failed", "wrong"):
         table.add_column(name, justify="right")
     with console.status("measuring") as status:
-        for r in serve_bench.run(folder, weights, seconds, clients, option or (), status.update):
+        for r in serve_bench.run(folder, Path(str(weights)), seconds, clients, option or (), status.update):
             rows.append(r)
             table.add_row(
                 r.target, r.load, f"{r.answers_per_second:,.0f}", f"{r.p50:.1f}", f"{r.p99:.1f}", f"{r.refused}",
                 f"{r.refused_p99:.1f}" if r.refused else "", f"{r.failed + r.unsent}", f"{r.wrong}",
             )  # fmt: skip
-            _write(out, "serve", [one.to_json() for one in rows])
+            _write(out, "serve", map(asdict, rows))
     console.print(table)
 
 
-def step_table(rows: list[steps.Row]) -> Table:
+def step_table(rows: list[steps.StepTime]) -> Table:
     """The rows as a table for the terminal."""
     title = f"Adaptation steps on {rows[0].device}, medians of {rows[0].batches} batches" if rows else None
     table = Table("step", title=title, box=None, pad_edge=False)
@@ -215,9 +213,8 @@ def step_table(rows: list[steps.Row]) -> Table:
     return table
 
 
-def _write(path: Path | None, kind: str, rows: list[dict[str, object]]) -> None:
+def _write(path: Path | None, kind: str, rows: Iterable[dict[str, Any]]) -> None:
     if path is None:
         return
-    content = {"bench": kind, "command": command_line(), "torch": torch.__version__, "rows": rows}
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
+    content = {"bench": kind, "command": command_line(), "torch": torch.__version__, "rows": list(rows)}
+    write_json(path, content)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from petal import corruptions, data
+from petal.cli.options import Quiet
 from petal.errors import ConfigError, DataError
 
 
@@ -51,7 +52,7 @@ def corrupt(
     batch_size: Annotated[int, typer.Option(min=1, help="Images worked on at a time.")] = 200,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where to compute.")] = "auto",
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Make anew what is finished already.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Write a corrupted dataset (CIFAR-10-C's or ImageNet-C's layout) from the clean images IN to the folder OUT.
 

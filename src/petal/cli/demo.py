@@ -8,17 +8,17 @@ import typer
 from rich.console import Console
 
 from petal.cli.common import choose_device
-from petal.cli.options import command_line, fit_threads, load_posterior, shown_warnings, source_network, source_on_the_spot
+from petal.cli.options import Quiet, command_line, shown_warnings, with_source
 from petal.cli.run import run_all
-from petal.data import open_dataset
-from petal.recipes import TABLE_1, Bench, jobs_for, make_manifest, open_run, pick_rows, recipe, rows
+from petal.recipes import TABLE_1
+from petal.runs import Experiment, jobs_for, make_manifest, open_run
 
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder of the run and its report.")] = Path("runs/demo"),
     images: Annotated[int | None, typer.Option(min=1, help="Take the first so many images of each domain.")] = None,
     severity: Annotated[int, typer.Option(min=1, max=5, help="Severity of the corruptions.")] = 5,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """See it work: train a small network on digits, then let the paper's eight methods meet 15 corruptions in a row.
 
@@ -28,8 +28,7 @@ def demo(
 
     console = Console(quiet=quiet)
     began = time.monotonic()
-    chosen = recipe("digits")
-    fit_threads(chosen)
+    experiment = Experiment("digits", data="digits", images=images, severity=severity)
     console.print("[bold]Lifelong test-time adaptation on handwritten digits[/]")
     console.print(
         "A small network learns clean digits. Then 15 corruptions arrive one after the other, without labels and without\n"
@@ -37,14 +36,10 @@ def demo(
     )  # fmt: skip
     with shown_warnings(console):
         device = choose_device("cpu")
-        weights, posterior = source_on_the_spot(chosen, out / "source", device, console, quiet)
-        model = source_network(chosen, weights, device)
-        q = load_posterior(posterior, model)
-        bench = Bench(chosen, open_dataset("digits"), model, q, images=images, severity=severity)
-        jobs = jobs_for(pick_rows(rows(chosen), TABLE_1), chosen.numbers, [0])
-        manifest = make_manifest(bench, jobs, weights=weights, posterior=posterior, data="digits", command=command_line())
-        open_run(out, manifest)
-        run_all(jobs, out, bench, console, None, quiet)
+        opened = with_source(experiment, out / "source", device, console, quiet).open(device)
+        jobs = jobs_for(experiment.rows(TABLE_1), experiment.chosen.numbers, [0])
+        open_run(out, make_manifest(opened, jobs, command_line()))
+        run_all(jobs, out, opened, console, None, quiet)
     loaded = report.load(out)
     console.print()
     console.print(report.terminal(loaded))

@@ -2,22 +2,25 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from petal import models
 from petal.cli.common import choose_device
-from petal.cli.options import fit_bars, fit_threads, open_train, shown_warnings
+from petal.cli.options import Device, Quiet, fit_bars, options_of, shown_warnings
 from petal.data import open_dataset
 from petal.errors import ConfigError
 from petal.recipes import FitSettings, recipe
 from petal.recipes import fit as fit_network
-from petal.recipes.run import described
+from petal.recipes.provenance import described
+from petal.runs.sources import fit_threads, open_train
 
 
+@options_of(FitSettings, overlay="Default: the recipe's, else {}.")
 def fit(
+    *,
     recipe_name: Annotated[
         str | None, typer.Option("--recipe", help="Take network and settings from cifar10, cifar100, imagenet or digits.")
     ] = None,
@@ -27,21 +30,10 @@ def fit(
     test_data: Annotated[str | None, typer.Option(help="Clean test images, to say how good the result is.")] = None,
     weights: Annotated[Path | None, typer.Option(help="A trained network: only its posterior is collected.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for network, posterior and fit.json.")] = Path("source"),
-    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of training from scratch.")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate of the training.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Images a batch, of the training.")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="Weight decay of the training.")] = None,
-    label_smoothing: Annotated[float | None, typer.Option(help="Label smoothing of the training.")] = None,
-    swag_epochs: Annotated[int | None, typer.Option(min=1, help="Epochs of SWAG-D. The paper's: 5; ImageNet: 2.")] = None,
-    swag_lr: Annotated[float | None, typer.Option(help="Its learning rate. The paper's: 8e-4; ImageNet: 1e-4.")] = None,
-    swag_snapshots: Annotated[int | None, typer.Option(min=1, help="Snapshots an epoch. Paper: 1; ImageNet: 4.")] = None,
-    swag_batch_size: Annotated[int | None, typer.Option(min=1, help="Images a batch, of SWAG-D.")] = None,
-    swag_augment: Annotated[
-        bool | None, typer.Option("--swag-augment/--no-swag-augment", help="Crop and flip while collecting.")
-    ] = None,
+    given: dict[str, Any],
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, order and augmentation.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    device: Device = "auto",
+    quiet: Quiet = False,
 ) -> None:
     """Train a source network, or take a trained one (--weights), and collect its SWAG-D posterior.
 
@@ -52,13 +44,8 @@ def fit(
         raise ConfigError("say what to fit: --recipe cifar10, or --network wrn-40-2 with --data")
     chosen = None if recipe_name is None else recipe(recipe_name)
     fit_threads(chosen)
-    given = {
-        "epochs": epochs, "lr": lr, "batch_size": batch_size, "weight_decay": weight_decay,
-        "label_smoothing": label_smoothing, "swag_epochs": swag_epochs, "swag_lr": swag_lr,
-        "swag_snapshots": swag_snapshots, "swag_batch_size": swag_batch_size, "swag_augment": swag_augment,
-    }  # fmt: skip
     base = FitSettings() if chosen is None else chosen.fit
-    settings = replace(base, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
+    settings = replace(base, **{name: value for name, value in given.items() if value is not None})
     if data is None:
         if chosen is None or not chosen.builtin:
             raise ConfigError("give the training images: --data")

@@ -1,37 +1,96 @@
-"""What several commands share: where to print, which device, numbers from text, sources made or read."""
+"""What several commands share: options made of dataclasses, numbers from text, where to print, sources made with bars."""
 
+import inspect
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from petal._options import Option
 from petal.errors import ConfigError, PetalWarning
-from petal.recipes import Recipe
 from petal.recipes.fit import TrainProgress
-from petal.recipes.setup import load_posterior, make_source, open_test, open_train, source_network
+from petal.runs import Experiment
+from petal.runs.sources import fit_threads
 from petal.swag import FitProgress
 
-__all__ = [
-    "bar",
-    "command_line",
-    "fit_bars",
-    "fit_threads",
-    "load_posterior",
-    "numbers",
-    "open_test",
-    "open_train",
-    "shown_warnings",
-    "source_network",
-    "source_on_the_spot",
+Methods = Annotated[
+    list[str] | None,
+    typer.Option("--method", "-m", help="A row of the table; may be repeated. Default: the eight of Table 1. Also: "
+                 "petal-none, petal-sres-0.03, the methods of a plugin, and any of them with a guard and the "
+                 "small-batch mode around it: petal+guard, petal+small, petal+small+guard."),
 ]
+Orders = Annotated[list[str] | None, typer.Option("--order", help="Published orders: 1, or 1,3 or 1-10.")]
+Seeds = Annotated[list[str] | None, typer.Option("--seed", help="Seeds, as 0 or 0,2 or 0-4.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu or cuda.")]
+Every = Annotated[
+    int | None,
+    typer.Option("--checkpoint-every", min=1, help="Batches between checkpoints. Default: about every 20 seconds."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+
+
+def options_of(
+    kind: type, leave_out: Collection[str] = (), each: Collection[str] = (), overlay: str = ""
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command an option for each field of a dataclass that says what to show of it (`petal._options`).
+
+    The command's parameter `given` gets them as a dict by the names of the fields, and its place in the help is theirs.
+    Those in `each` are lists of texts, RECIPE=VALUE where recipes differ. With `overlay`, how a default is told, what is not
+    given is None: the command lays what is given over other settings.
+    """
+    hints = get_type_hints(kind)
+    shown = {f.name: f for f in fields(kind) if "option" in f.metadata and f.name not in leave_out}
+
+    def parameter(name: str) -> inspect.Parameter:
+        about: Option = shown[name].metadata["option"]
+        hint, default, text = hints[name], shown[name].default, about.help
+        if name in each:
+            hint, text = list[str] | None, text.rstrip(".") + "; RECIPE=VALUE where the recipes differ; may be repeated."
+        elif about.text:
+            hint, default = str | None, None
+        elif about.choices:
+            hint = Literal[about.choices]
+        elif tuple in (get_origin(hint), hint):
+            hint = list[str] | None
+        if overlay:
+            if not (default is None or isinstance(default, (bool, tuple)) or "Default" in text):
+                text += f" {overlay.format(f'{default:g}' if isinstance(default, float) else default)}"
+            hint, default = hint | None, None
+        flag = f"--{name.replace('_', '-')}"
+        flags = [f"{flag}/--no-{flag[2:]}" if bool in (hint, *get_args(hint)) else flag, *about.flags]
+        made = typer.Option(
+            *flags, help=text, min=about.low, max=about.high, rich_help_panel=about.panel,
+            metavar=None if name in each else about.metavar,
+        )  # fmt: skip
+        return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, made])
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        parameters: list[inspect.Parameter] = []
+        for own in inspect.signature(command).parameters.values():
+            if own.name == "given":
+                parameters += map(parameter, shown)
+            else:
+                parameters.append(own.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+        def called(**values: Any) -> None:
+            command(given={name: values.pop(name) for name in shown}, **values)
+
+        called.__name__, called.__doc__, called.__module__ = command.__name__, command.__doc__, command.__module__
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {}
+        return called
+
+    return decorate
 
 
 def numbers(texts: Sequence[str] | None, what: str) -> list[int]:
@@ -48,12 +107,6 @@ def numbers(texts: Sequence[str] | None, what: str) -> list[int]:
                 raise ConfigError(f"{what} takes numbers such as 1 or 1,3 or 1-5, got {text!r}")
             found += range(int(low), int(high or low) + 1)
     return list(dict.fromkeys(found))
-
-
-def fit_threads(recipe: Recipe | None) -> None:
-    """One thread for the small network of a built-in recipe: a second one costs it more than it brings."""
-    if recipe is not None and recipe.builtin:
-        torch.set_num_threads(1)
 
 
 def command_line() -> str:
@@ -99,12 +152,13 @@ def bar(console: Console, quiet: bool = False) -> Progress:
     )
 
 
-def source_on_the_spot(
-    recipe: Recipe, folder: Path, device: torch.device, console: Console, quiet: bool = False
-) -> tuple[Path, Path]:
-    """Network and posterior of a recipe whose data comes with the package, in `folder`: made unless they are there."""
+def with_source(
+    experiment: Experiment, folder: Path, device: torch.device, console: Console, quiet: bool = False
+) -> Experiment:
+    """The experiment with its source: that of a built-in recipe is made in `folder`, with bars, and with one thread."""
+    fit_threads(experiment.chosen)
     with fit_bars(console, quiet) as (on_train, on_swag):
-        return make_source(recipe, folder, device, on_train, on_swag)
+        return experiment.with_source(folder, device, on_train, on_swag)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -12,18 +12,30 @@ from rich.console import Console
 from rich.markup import escape
 
 from petal.cli.common import choose_device
-from petal.cli.options import bar, command_line, numbers, shown_warnings
+from petal.cli.options import (
+    Device,
+    Every,
+    Methods,
+    Orders,
+    Quiet,
+    Seeds,
+    bar,
+    command_line,
+    numbers,
+    options_of,
+    shown_warnings,
+)
 from petal.cli.run import show_table
 from petal.errors import ConfigError, PetalError
-from petal.recipes import TABLE_1, jobs_for, load_plugin, recipe, rows
-from petal.recipes.setup import Setup
+from petal.recipes import TABLE_1
+from petal.runs import Experiment, jobs_for
 from petal.sweep import (
+    JobWatch,
     Outcome,
     Part,
     Ready,
     Resources,
     Task,
-    Watch,
     connected,
     grid_rows,
     in_turn,
@@ -34,41 +46,26 @@ from petal.sweep import (
     write_sweep,
 )
 
-EACH = "; RECIPE=PATH where the recipes differ; may be repeated."
+EACH = ("data", "corrupted", "ids", "weights", "posterior", "network")      # may differ from recipe to recipe
 
 
+@options_of(Experiment, each=EACH)
 def sweep(
-    recipe_names: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="One or more recipes; see `petal run`.")],
-    method: Annotated[
-        list[str] | None, typer.Option("--method", "-m", help="A row of the table; may be repeated. Default: Table 1's.")
-    ] = None,
-    order: Annotated[list[str] | None, typer.Option(help="Published orders: 1, or 1,3 or 1-10.")] = None,
-    seed: Annotated[list[str] | None, typer.Option(help="Seeds, as 0 or 0,2 or 0-4.")] = None,
+    *,
+    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="One or more recipes; see `petal run`.")],
+    method: Methods = None,
+    order: Orders = None,
+    seed: Seeds = None,
+    given: dict[str, Any],
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="METHOD.OPTION=VALUE; several values, separated by commas, are all run, in every "
                      "combination with those of other settings. May be repeated."),
     ] = None,
-    severity: Annotated[int | None, typer.Option(min=1, max=5, help="Severity. Default: 5.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Images a batch. Default: the recipe's.")] = None,
-    images: Annotated[int | None, typer.Option(min=1, help="Take the first so many images of each domain.")] = None,
-    visits: Annotated[int | None, typer.Option(min=1, help="A recurring stream; see `petal run`.")] = None,
-    label_correlation: Annotated[float | None, typer.Option(help="Labels in runs; see `petal run`.")] = None,
-    data: Annotated[list[str] | None, typer.Option(help=f"Clean images, or a folder of published -C files{EACH}")] = None,
-    corrupted: Annotated[list[str] | None, typer.Option(help=f"A folder of published -C files{EACH}")] = None,
-    ids: Annotated[list[str] | None, typer.Option(help=f"List of the images of ImageNet-C to use{EACH}")] = None,
-    weights: Annotated[list[str] | None, typer.Option(help=f"The source network{EACH}")] = None,
-    posterior: Annotated[list[str] | None, typer.Option(help=f"The source posterior{EACH}")] = None,
-    network: Annotated[list[str] | None, typer.Option(help=f"Another network than the recipe's{EACH}")] = None,
-    fidelity: Annotated[
-        Literal["official", "paper"], typer.Option(help="Settings of the released code, or of the paper's text.")
-    ] = "official",
-    engine: Annotated[Literal["auto", "eager"], typer.Option(help="How it is executed; eager is plain torch.")] = "auto",
-    plugin: Annotated[Path | None, typer.Option(help="A Python file that adds methods to petal.METHODS.")] = None,
     out: Annotated[
         Path, typer.Option(help="Folder of the sweep; on a cluster, one that all machines see.")
     ] = Path("runs/sweep"),
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    device: Device = "auto",
     cpus: Annotated[float | None, typer.Option(min=0, help="CPUs for each run. Default: 1.")] = None,
     gpus: Annotated[
         float | None, typer.Option(min=0, help="GPUs for each run, or a fraction of one. Default: 1 if there are some.")
@@ -80,11 +77,9 @@ def sweep(
     retries: Annotated[
         int | None, typer.Option(min=0, help="How often a run that is lost or fails is begun again. Default: 3.")
     ] = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(min=1, help="Batches between checkpoints. Default: about every 20 seconds.")
-    ] = None,
+    checkpoint_every: Every = None,
     sequential: Annotated[bool, typer.Option("--sequential", help="One run after the other, without Ray.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run a grid of recipes, methods, orders, seeds and settings as independent runs on Ray.
 
@@ -92,32 +87,22 @@ def sweep(
     done is not done again. `petal report` reads the folder.
     """
     console = Console(quiet=quiet)
-    if plugin is not None:
-        load_plugin(plugin)
     of_ray = {"--cpus": cpus, "--gpus": gpus, "--address": address, "--local-cpus": local_cpus, "--retries": retries}
     if sequential and (useless := [name for name, value in of_ray.items() if value is not None]):
         raise ConfigError(f"{', '.join(useless)} is for Ray, and --sequential does without: leave one of them out")
     kind, each = share_of(device, gpus, sequential)
-    names = list(dict.fromkeys(recipe_names))
+    names = list(dict.fromkeys(recipes))
     folder = out.resolve()
+    given["plugin"] = whole(given["plugin"])
     parts = []
     for name in names:
-        chosen = recipe(name)
-        known = rows(chosen, fidelity)
-        table = grid_rows(known, method or TABLE_1, settings or [])
-        jobs = jobs_for(table, numbers(order, "--order") or chosen.numbers, numbers(seed, "--seed") or [0])
-
-        def given(values: list[str] | None, what: str, name: str = name) -> str | None:
-            return whole(value_for(name, names, values, what))
-
-        setup = Setup(
-            recipe=name, data=given(data, "--data"), corrupted=given(corrupted, "--corrupted"), ids=given(ids, "--ids"),
-            weights=given(weights, "--weights"), posterior=given(posterior, "--posterior"),
-            network=value_for(name, names, network, "--network"), fidelity=fidelity, severity=severity,
-            batch_size=batch_size, images=images, engine=engine, plugin=whole(None if plugin is None else str(plugin)),
-            visits=visits, label_correlation=label_correlation,
-        )  # fmt: skip
-        parts.append(Part(setup, tuple(jobs), folder / name, kind, checkpoint_every, command_line()))
+        own = {what: value_for(name, names, given[what], f"--{what}") for what in EACH}
+        own |= {what: whole(own[what]) for what in EACH if what != "network"}
+        experiment = Experiment(name, **{**given, **own})
+        table = grid_rows(experiment.known_rows(), method or TABLE_1, settings or [])
+        orders = numbers(order, "--order") or experiment.chosen.numbers
+        jobs = jobs_for(table, orders, numbers(seed, "--seed") or [0])
+        parts.append(Part(experiment, tuple(jobs), folder / name, kind, checkpoint_every, command_line()))
     left = what_is_left(folder, parts)
     count = sum(len(part.jobs) for part in parts)
     if not left:
@@ -187,9 +172,9 @@ def all_of(ready: Sequence[Ready], parts: Sequence[Part], console: Console) -> t
     """The tasks of all parts; an error, before anything runs, if one of them cannot be run."""
     for part, made in zip(parts, ready, strict=True):
         for text in made.warnings:
-            console.print(f"[yellow]warning:[/] {part.setup.recipe}: {escape(text)}", highlight=False)
+            console.print(f"[yellow]warning:[/] {part.name}: {escape(text)}", highlight=False)
         if made.failed:
-            raise ConfigError(f"{part.setup.recipe}: {made.failed}" if len(parts) > 1 else made.failed)
+            raise ConfigError(f"{part.name}: {made.failed}" if len(parts) > 1 else made.failed)
     return [task for made in ready for task in made.tasks], {k: n for made in ready for k, n in made.batches.items()}
 
 
@@ -198,7 +183,7 @@ class Board:
 
     def __init__(self, console: Console, quiet: bool, tasks: Sequence[Task], batches: dict[str, int], already: int) -> None:
         self.console = console
-        self.watches = {task.name: Watch(task.place, batches[task.name]) for task in tasks}
+        self.watches = {task.name: JobWatch(task.place, batches[task.name]) for task in tasks}
         self.total, self.already = len(tasks), already
         self.over: list[Outcome] = []
         self.told: set[str] = set()

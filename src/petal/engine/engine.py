@@ -230,7 +230,7 @@ class Engine:
         if isinstance(posterior, DiagonalGaussian) and source in self._members:
             mean = {name: p.detach() for name, p in source.named_parameters()}
             views = self.layout.views(self.layout.pack(posterior.var))
-            self.adapter.posterior = posterior.moved(mean, views)
+            vars(self.adapter)["posterior"] = posterior.moved(mean, views)
 
 
 class Flag:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -155,10 +156,13 @@ class FastNetwork(Network):
             several: Iterable[Tensor] = islice(made, count)
             if self.engine.low_views is not None and not self.engine.proven:
                 several = [view.clone() for view in several]  # they may be needed for a second try
-            results = self._tried(lambda several=several: self._program(views.x, False, batches=count).run(several))
+            results = self._tried(partial(self._run_views, views.x, count, several))
             yield from (logits for (logits,) in results)
         for _ in made:
             raise AssertionError("every view is predicted")
+
+    def _run_views(self, x: Tensor, count: int, several: Iterable[Tensor]) -> list[tuple[Tensor, ...]]:
+        return self._program(x, False, batches=count).run(several)
 
     def _made(self, views: ViewSource, wanted: Sequence[int]) -> Iterator[Tensor]:
         """The views with these numbers, in order; on a GPU many by one kernel."""

@@ -79,8 +79,8 @@ class Program:
         with side_streams if self.streams else nullcontext():
             for stream in self.streams:
                 stream.wait_stream(torch.cuda.current_stream())
-            for x, stream in zip_longest(self.inputs, [None, *self.streams]):
-                with nullcontext() if stream is None else torch.cuda.stream(stream):
+            for x, on in zip_longest(self.inputs, [None, *self.streams]):
+                with nullcontext() if on is None else torch.cuda.stream(on):
                     self.results.append(self._result(x))
             for stream, result in zip(self.streams, self.results[1:], strict=False):
                 torch.cuda.current_stream().wait_stream(stream)

@@ -31,7 +31,10 @@ def adam(parameters: Iterable[Any], lr: float) -> torch.optim.Optimizer:
 class Executor(Protocol):
     """How steps are carried out other than by plain torch code (see `petal.engine`)."""
 
-    descent: Descent | None
+    @property
+    def descent(self) -> Descent | None:
+        """What takes the steps of the adapted parameters, if there are any."""
+        ...
 
     def run(self, body: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """A step or a prediction, by `body`, which calls the networks and the descent of this executor."""
@@ -300,8 +303,8 @@ class Adapter(nn.Module):
                 optimizer.load_state_dict(nested)
                 self.descent.optimizer = optimizer
             for name in self._declared:
-                value = state_dict.get(f"state.{name}")
-                setattr(self, name, None if value is None else value.to(self._device_of(name), copy=True))
+                given = state_dict.get(f"state.{name}")
+                setattr(self, name, None if given is None else given.to(self._device_of(name), copy=True))
         self.generator.set_state(state_dict["generator"].cpu())
         self._changed()
         self.skipped = int(state_dict["skipped"])
@@ -392,8 +395,7 @@ class Adapter(nn.Module):
                 name = key.partition(".")[2]
                 if start is not None or name in self._start:
                     value.copy_(self._start[name] if start is None else start)
-            if hasattr(self, "_restore_initial"):   # of a class written for an earlier version
-                self._restore_initial()
+            getattr(self, "_restore_initial", lambda: None)()   # of a class written for an earlier version
             for name, start in self._declared.items():
                 setattr(self, name, None if start is None else start.clone())
         if self.descent is not None:

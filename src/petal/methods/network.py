@@ -126,7 +126,7 @@ class ViewSource:
 
     def make(self, drawn: Any) -> Tensor:
         """The view [N, ...] that the random numbers mean."""
-        return drawn if self.views is None else self.views.apply(self.images, *drawn).to(self.x.dtype)  # type: ignore[no-any-return]
+        return drawn if self.views is None else self.views.apply(self.images, *drawn).to(self.x.dtype)
 
     def called(self) -> Tensor:
         """One view by calling the augmentation."""

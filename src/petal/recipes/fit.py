@@ -18,14 +18,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from petal._files import replacing
+from petal._files import make_folder, replacing, write_json
 from petal._random import random_state, set_random_state
 from petal.checkpoint import CheckpointError, digest, read_state, write_state
 from petal.data import Dataset
 from petal.errors import ConfigError, DataError, ModelError
 from petal.posterior import DiagonalGaussian
+from petal.recipes.provenance import described, versions
 from petal.recipes.published import FitSettings
-from petal.recipes.run import described, make_folder, versions, write_json
 from petal.swag import FitProgress, fit_swag
 
 RESIDENT = 8 << 30                          # bytes of images that may lie on the device; more are read as they come
@@ -34,7 +34,7 @@ COLLECTING = "petal-swag-1"
 
 
 class Loader:
-    """Batches (x, y) of a dataset on a device, shuffled, with random crops and flips; run through it once an epoch.
+    """Batches (x, y) of a dataset on a device, shuffled, with random crops and flips; run through it once per epoch.
 
     The order and the augmentation of an epoch follow from the seed and the epoch's number (`epoch`, which counts itself).
     x is float32 [n, 3, H, W] in [0, 1], channels-last.

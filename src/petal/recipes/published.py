@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from petal._options import option
 from petal.augment import Views
 from petal.corruptions import Profile
 from petal.data import order, order_names
@@ -17,18 +18,18 @@ from petal.recipes.settings import SGD
 class FitSettings:
     """How a source network is trained from scratch, and how its SWAG-D posterior is collected afterwards."""
 
-    epochs: int = 200
-    lr: float = 0.1
-    weight_decay: float = 5e-4
-    label_smoothing: float = 0.0
-    batch_size: int = 128
+    epochs: int = option(200, "Epochs of training from scratch.", low=1)
+    lr: float = option(0.1, "Learning rate of the training.")
+    weight_decay: float = option(5e-4, "Weight decay of the training.")
+    label_smoothing: float = option(0.0, "Label smoothing of the training.")
+    batch_size: int = option(128, "Images per batch of the training.", low=1)
     crop: int = 4                           # pixels of padding that a random crop moves in; 0: no crop
     flip: bool = True
-    swag_epochs: int = 5
-    swag_lr: float = 8e-4
-    swag_snapshots: int = 1                 # an epoch
-    swag_batch_size: int = 128
-    swag_augment: bool = False              # the released code collects on plain images
+    swag_epochs: int = option(5, "Epochs of SWAG-D. The paper's: 5; ImageNet: 2.", low=1)
+    swag_lr: float = option(8e-4, "Its learning rate. The paper's: 8e-4; ImageNet: 1e-4.")
+    swag_snapshots: int = option(1, "Snapshots per epoch. The paper's: 1; ImageNet: 4.", low=1)
+    swag_batch_size: int = option(128, "Images per batch of SWAG-D.", low=1)
+    swag_augment: bool = option(False, "Crop and flip while collecting; the released code does not.")
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ __all__ = ["FIDELITIES", "TABLE_1", "WRAPPERS", "Row", "load_plugin", "pick_rows
 def rows(recipe: Recipe, fidelity: str = "official") -> dict[str, Row]:
     """Every row there is, by name: those of the paper, its ablations, and one for each method that was added.
 
-    `official` is the released code (one decision a batch, mean of logits), `paper` the text (one a sample, mean of
+    `official` is the released code (one decision per batch, mean of logits), `paper` the text (one per sample, mean of
     probabilities). CoTTA follows along: it is PETAL without the prior.
 
     >>> from petal.recipes.published import cifar10
@@ -73,6 +73,11 @@ def rows(recipe: Recipe, fidelity: str = "official") -> dict[str, Row]:
     return out
 
 
+def own_defaults() -> dict[str, Row]:
+    """Every method with its own defaults, whatever the benchmark."""
+    return {name: Row(name, name, name) for name in METHODS}
+
+
 def pick_rows(known: Mapping[str, Row], wanted: Sequence[str]) -> list[Row]:
     """The rows meant, each once: `petal`, or with something around it, `petal+guard` or `petal+small+guard`.
 
@@ -99,7 +104,7 @@ def _pick(known: Mapping[str, Row], wanted: str) -> Row:
 
 
 def needs_posterior(method: type[Adapter]) -> bool:
-    """Whether a method's constructor takes the source posterior."""
+    """True if the constructor of a method takes the source posterior."""
     return issubclass(method, Petal) or "posterior" in inspect.signature(method.__init__).parameters
 
 
@@ -110,11 +115,26 @@ class _AsItIs(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
+_loaded: dict[tuple[Path, str], dict[str, type[Adapter]]] = {}       # the methods of a plugin, by its path and hash
+
+
 def load_plugin(path: str | Path) -> dict[str, str]:
-    """Run a user's file, which adds its methods to `petal.METHODS`. Returns its path and hash; an error if it adds none."""
+    """Run a user's file, which adds its methods to `petal.METHODS`. Returns its path and hash; an error if it adds none.
+
+    A file that was run before and has not changed is not run again.
+    """
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"no plugin at {path}: give a Python file that adds to petal.METHODS")
+    key = path.resolve(), hashlib.sha256(path.read_bytes()).hexdigest()
+    added = _loaded.get(key, {})
+    if not added or any(METHODS.get(name) is not method for name, method in added.items()):
+        added = _loaded[key] = _run_plugin(path)
+    return {"path": str(path), "sha256": key[1], "methods": ", ".join(sorted(added))}
+
+
+def _run_plugin(path: Path) -> dict[str, type[Adapter]]:
+    """The methods that it adds."""
     before = dict(METHODS)
     name = f"petal_plugin_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path, loader=_AsItIs(name, str(path)))
@@ -127,11 +147,11 @@ def load_plugin(path: str | Path) -> dict[str, str]:
     except Exception as error:
         sys.modules.pop(name, None)
         raise ConfigError(f"the plugin {path} fails: {type(error).__name__}: {error}") from error
-    added = {key for key in METHODS if METHODS[key] is not before.get(key)}
-    wrong = [key for key in added if not (isinstance(METHODS[key], type) and issubclass(METHODS[key], Adapter))]
+    added = {key: method for key, method in METHODS.items() if method is not before.get(key)}
+    wrong = [key for key, method in added.items() if not (isinstance(method, type) and issubclass(method, Adapter))]
     if wrong:
         METHODS.pop(wrong[0])
         raise ConfigError(f"the plugin {path} adds {wrong[0]!r}, which is not a class derived from petal.Adapter")
     if not added:
         raise ConfigError(f'the plugin {path} adds no method: end it with petal.METHODS["mine"] = Mine')
-    return {"path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest(), "methods": ", ".join(sorted(added))}
+    return added

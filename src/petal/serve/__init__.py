@@ -2,6 +2,7 @@
 
     settings   everything that can be set, from options or one TOML file
     model      the adapter, its guard and the frozen source, from settings
+    queue      requests on their way to the worker: bounded, in order, taken in batches
     worker     the one thread that owns the weights: batches, versions, admin actions, checkpoints
     versions   snapshots of the adapter that can be listed and rolled back to
     watch      numbers for Prometheus and the live page

@@ -104,7 +104,7 @@ class Admin:
         """Where the server stands."""
         w = self.worker
         return {
-            "name": self.settings.name, "method": w.served.row, "guard": self.settings.guard, "petal": __version__,
+            "name": self.settings.name, "method": w.served.row, "guard": w.served.guard, "petal": __version__,
             "ready": await self.plane.ready(), "version": w.version, "newest": w.newest, "steps": w.steps,
             "frozen": w.frozen or w.resting, "queue": w.waiting, "queue_limit": self.settings.waiting,
             "batch_size": self.settings.batch_size, "checkpoint_age": time.time() - w.checkpointed,

@@ -140,7 +140,7 @@ async def read_body(request: Request, settings: Settings, share: Share) -> bytes
 
 
 class AccessLog:
-    """One line a request: method, path without its query, status, milliseconds. No header is ever logged."""
+    """One line per request: method, path without its query, status, milliseconds. No header is ever logged."""
 
     def __init__(self, app: ASGIApp, port: str) -> None:
         self.app, self.port = app, port

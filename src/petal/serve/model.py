@@ -1,8 +1,7 @@
 """What is served: the adapter with its guard, and the frozen source beside it."""
 
-import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,17 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
-import petal
-from petal import models
-from petal.engine import accelerate, policy_for
-from petal.errors import ConfigError
+from petal.errors import ConfigError, InputError
 from petal.methods import METHODS, Adapter, Source
 from petal.models.pixels import UNIT_PIXELS, expected_input
-from petal.posterior import DiagonalGaussian
-from petal.recipes import Row, apply_settings, load_plugin, parse_value, recipe, rows
-from petal.recipes.names import unknown
+from petal.recipes import WRAPPERS, Row, recipe
 from petal.recipes.rows import needs_posterior
-from petal.recipes.run import distance_from_start
+from petal.runs import Experiment, OpenExperiment
+from petal.runs.records import distance_from_start
 from petal.serve.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -37,6 +32,7 @@ class Served:
     classes: int
     unit_pixels: bool                       # samples are images in [0, 1]
     distance: Callable[[], float] | None    # of the weights from where they started
+    guard: str | None = None                # policy of the guard, if there is one
 
     @property
     def core(self) -> Adapter:
@@ -45,7 +41,7 @@ class Served:
 
     @property
     def learns(self) -> bool:
-        """Whether calls change anything: some parameters adapt, or something around the method does."""
+        """True if calls change anything: some parameters adapt, or something around the method does."""
         return bool(self.core.adapted) or self.core is not self.adapter
 
 
@@ -57,62 +53,60 @@ def inner(adapter: Adapter) -> Adapter:
 
 
 def build(settings: Settings, device: torch.device) -> Served:
-    """Network, posterior, method, guard and engine as set."""
-    if settings.plugin is not None:
-        load_plugin(settings.plugin)
-    network, options = settings.network, {}
-    classes = settings.classes
-    known = _plain_rows()
-    if settings.recipe is not None:
-        chosen = recipe(settings.recipe)
-        known = rows(chosen, settings.fidelity)
-        classes = classes or chosen.classes
-        if network is None:
-            network, options = chosen.network, dict(chosen.network_options)
-    if network is None:
-        raise ConfigError("say what to serve: --demo, --recipe cifar10 or --network wrn-40-2, with --weights")
-    if settings.weights is None:
-        raise ConfigError(f"give the weights of {network}: --weights, made by `petal fit` or published")
-    if settings.method not in known:
-        raise unknown("method", settings.method, known)
-    row = apply_settings(known, settings.set)[settings.method]
-    classes = classes or len(settings.labels) or 10
-    if settings.labels and len(settings.labels) != classes:
-        raise ConfigError(f"there are {len(settings.labels)} labels for {classes} classes")
-    model = models.build(network, classes, settings.weights, **options).to(device)
-    posterior = _posterior(settings, row, model)
+    """Network, posterior, method, what goes around it, and engine as set."""
+    experiment, row = experiment_of(settings)
+    opened = experiment.open(device)
+    _check_shape(opened, settings)
+    adapter, source = opened.adapter(row, settings.seed), opened.adapter(Row("source", "Source", "source"))
+    distance = distance_from_start(inner(adapter))
+    unit_pixels = expected_input(opened.model) == UNIT_PIXELS
 
     def fresh() -> Adapter:
-        return wrapped(_adapter(row, model, posterior, settings.seed), settings)
+        return opened.plain_adapter(row, settings.seed)
 
-    source = Source(model)
-    _check_shape(source, settings)
-    adapter = fresh()
-    distance = distance_from_start(inner(adapter))
-    for one in (adapter, source):
-        _accelerate(one, settings)
-    return Served(adapter, source, fresh, row.name, classes, expected_input(model) == UNIT_PIXELS, distance)
+    policy = getattr(adapter, "policy", None) if "guard" in row.wraps else None
+    return Served(adapter, source, fresh, settings.method, experiment.classes or 0, unit_pixels, distance, policy)
 
 
-def wrapped(adapter: Adapter, settings: Settings) -> Adapter:
-    """The adapter in its small-batch mode and its guard, where they are asked for."""
-    out: Any = adapter
-    if settings.small_batch:
-        out = petal.SmallBatch(out)
-    if settings.guard is not None:
-        options = {}
-        for text in settings.guard_set:
-            name, equals, value = text.partition("=")
-            if not equals:
-                raise ConfigError(f"guard_set is written OPTION=VALUE, got {text!r}")
-            options[name.strip()] = parse_value(value)
-        try:
-            out = petal.Guard(out, policy=settings.guard, **options)
-        except TypeError as error:
-            raise ConfigError(f"guard_set: {error}") from error
-    elif settings.guard_set:
+def experiment_of(settings: Settings) -> tuple[Experiment, Row]:
+    """The settings as an experiment without a stream, and the row that is served."""
+    if settings.recipe is None and settings.network is None:
+        raise ConfigError("say what to serve: --demo, --recipe cifar10 or --network wrn-40-2, with --weights")
+    known = None if settings.recipe is None else recipe(settings.recipe)
+    network = settings.network or (known.network if known else "")
+    classes = settings.classes or (known.classes if known else len(settings.labels) or 10)
+    if settings.weights is None:
+        raise ConfigError(f"give the weights of {network}: --weights, made by `petal fit` or published")
+    if settings.labels and len(settings.labels) != classes:
+        raise ConfigError(f"there are {len(settings.labels)} labels for {classes} classes")
+    experiment = Experiment(
+        settings.recipe, batch_size=settings.batch_size, weights=str(settings.weights), network=settings.network,
+        engine=settings.engine, fidelity=settings.fidelity, classes=classes, input=settings.input,
+        plugin=None if settings.plugin is None else str(settings.plugin),
+    )  # fmt: skip
+    (row,) = experiment.rows([_row_name(settings)], [*settings.set, *_guard_settings(settings)])
+    if settings.posterior is not None and needs_posterior(METHODS[row.method]):
+        experiment = replace(experiment, posterior=str(settings.posterior))
+    return experiment, row
+
+
+def _row_name(settings: Settings) -> str:
+    """The method with what goes around it: as named (`petal+guard`), and by settings of its own."""
+    name, *around = settings.method.split("+")
+    asked = {"small": settings.small_batch, "guard": settings.guard is not None}
+    added = [wrapper for wrapper, wanted in asked.items() if wanted and wrapper not in around]
+    return "+".join([name, *(sorted([*around, *added], key=list(WRAPPERS).index) if added else around)])
+
+
+def _guard_settings(settings: Settings) -> list[str]:
+    """What `guard` and `guard_set` say, as settings of the row's guard."""
+    if settings.guard_set and settings.guard is None and "guard" not in settings.method.split("+"):
         raise ConfigError("guard_set without a guard: give its policy, such as --guard rollback")
-    return out      # type: ignore[no-any-return]
+    for text in settings.guard_set:
+        if "=" not in text:
+            raise ConfigError(f"guard_set is written OPTION=VALUE, got {text!r}")
+    policy = [] if settings.guard is None else [f"policy={settings.guard}"]
+    return [f"guard.{text}" for text in (*policy, *settings.guard_set)]
 
 
 def warm_up(served: Served, settings: Settings) -> None:
@@ -138,43 +132,11 @@ def kept(adapter: Adapter) -> Any:
         adapter.load_state_dict(state)
 
 
-def _plain_rows() -> dict[str, Row]:
-    """Every method with its own defaults."""
-    return {name: Row(name, name, name) for name in METHODS}
-
-
-def _posterior(settings: Settings, row: Row, model: nn.Module) -> DiagonalGaussian | None:
-    if not needs_posterior(METHODS[row.method]):
-        return None
-    if settings.posterior is None:
-        raise ConfigError(f"{row.name} needs the source posterior: make one with `petal fit`, give it as --posterior")
-    q = DiagonalGaussian.load(settings.posterior)
-    q.check(model)
-    return q
-
-
-def _adapter(row: Row, model: nn.Module, posterior: DiagonalGaussian | None, seed: int) -> Adapter:
-    method = METHODS[row.method]
-    arguments: list[Any] = [model] if posterior is None else [model, posterior]
-    options = dict(row.options)
-    if "seed" in inspect.signature(method.__init__).parameters:
-        options["seed"] = seed
-    return method(*arguments, **options)
-
-
-def _accelerate(adapter: Adapter, settings: Settings) -> None:
-    """A GPU compiles the whole batch, which is what comes under load; a CPU nothing, as that stops service for seconds."""
-    if adapter.device.type == "cuda":
-        shape: Sequence[int] = (settings.batch_size, *settings.input)
-        accelerate(adapter, settings.engine, batch_shape=shape)
-    else:
-        accelerate(adapter, settings.engine, policy=replace(policy_for(adapter.device), compile=False))
-
-
-def _check_shape(source: Source, settings: Settings) -> None:
+def _check_shape(opened: OpenExperiment, settings: Settings) -> None:
     """A network that cannot take the samples is found out now and not by the first request."""
+    source = Source(opened.model)
     x = torch.zeros(2, *settings.input, device=source.device, dtype=source.dtype)
     try:
         source.predict(x)
-    except petal.InputError as error:
+    except InputError as error:
         raise ConfigError(f"the network cannot take samples of shape {list(settings.input)} (--input): {error}") from error

@@ -19,9 +19,9 @@ from petal.serve import inputs
 from petal.serve._kserve import InvalidInput, ModelNotFound, V2Endpoints, schema
 from petal.serve.http import AccessLog, Memory, read_body
 from petal.serve.inputs import Refused
+from petal.serve.queue import SOURCE, Busy, Closed
 from petal.serve.settings import Settings
 from petal.serve.wire import INLINE, AdaptiveModel, Plane, refusal
-from petal.serve.worker import SOURCE, Busy, Closed
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +66,12 @@ class Endpoints(V2Endpoints):               # type: ignore[misc]
         self.memory = Memory(max(8 * settings.body, 64 * 2**20))
 
     async def live(self) -> Response:
-        """Whether the process does its work; if not, restart it."""
+        """True while the process does its work; if it does not, restart it."""
         alive = (await self.dataplane.live())["status"] == "alive"
         return JSONResponse({"live": alive}, 200 if alive else 503)
 
     async def ready(self) -> Response:
-        """Whether requests are accepted."""
+        """True while requests are accepted."""
         ready = await self.dataplane.ready()
         return JSONResponse({"ready": ready}, 200 if ready else 503)
 
@@ -81,7 +81,7 @@ class Endpoints(V2Endpoints):               # type: ignore[misc]
         return schema.ModelMetadataResponse.model_validate(await self.dataplane.model_metadata(model_name))
 
     async def model_ready(self, model_name: str, model_version: str | None = None) -> Response:
-        """Whether a version of the model can be asked."""
+        """True if requests can name this version of the model."""
         self._check(model_name, model_version)
         ready = await self.dataplane.model_ready(model_name)
         return JSONResponse({"name": model_name, "ready": ready}, 200 if ready else 503)

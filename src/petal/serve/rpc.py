@@ -30,7 +30,7 @@ class Servicer(InferenceServicer):          # type: ignore[misc]
         self.plane = plane
 
     async def ModelReady(self, request: Any, context: Any) -> Any:
-        """Whether a version of the model can be asked."""
+        """True if requests can name this version of the model."""
         self._check(request)
         return pb.ModelReadyResponse(ready=await self.plane.model_ready(request.name))
 

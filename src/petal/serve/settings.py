@@ -3,9 +3,11 @@
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from petal._options import option
 from petal.engine import ENGINES
 from petal.errors import ConfigError
 from petal.methods.inputs import check_choice, check_number
@@ -14,59 +16,62 @@ from petal.recipes.names import unknown
 BYTES_A_VALUE = 24                          # of a float as JSON text, with its comma
 MOST_BYTES = 256 * 2**20
 
+_model, _adapt, _batch, _limit, _port, _state = (
+    partial(option, panel=panel) for panel in ("Model", "Adaptation", "Batches", "Limits", "Ports", "State")
+)
+
 
 @dataclass(frozen=True)
 class Settings:
     """How a server is set up. Names are those of the options and of the keys in the TOML file."""
 
-    # the model
-    name: str = "petal"
-    recipe: str | None = None               # network, input and method settings of a benchmark
-    network: str | None = None
-    classes: int | None = None
-    input: tuple[int, ...] = (3, 32, 32)    # shape of one sample
-    labels: tuple[str, ...] = ()            # names of the classes
-    weights: Path | None = None
-    posterior: Path | None = None
-    # how it adapts
-    method: str = "petal"
-    fidelity: str = "official"
-    set: tuple[str, ...] = ()               # METHOD.OPTION=VALUE
-    plugin: Path | None = None
-    seed: int = 0
-    guard: str | None = None                # policy of petal.Guard
-    guard_set: tuple[str, ...] = ()         # OPTION=VALUE of petal.Guard
-    small_batch: bool = False               # petal.SmallBatch around the method
-    device: str = "auto"
-    engine: str = "auto"
-    # batches
-    batch_size: int = 50                    # samples
-    delay_ms: float = 10.0                  # how long the first request of a batch waits for others
-    queue: int | None = None                # samples that may wait, or one request if it has more; None: one batch
-    # limits
-    request_samples: int | None = None      # None: a whole batch
-    max_body: int | None = None             # bytes of a request; None: from the sizes above
-    max_pixels: int = 2**24                 # of all images of a request, before decoding
-    resize: bool = True                     # images of another size are scaled and cut; else refused
-    connections: int = 256
-    read_seconds: float = 10.0              # for the head of a request, and for its body
-    idle_seconds: float = 65.0              # a connection may stay open between requests
-    answer_seconds: float = 30.0            # from acceptance to answer
-    drain_seconds: float = 20.0             # after SIGTERM, for what was accepted
-    # ports
-    host: str = "127.0.0.1"
-    http_port: int = 8080
-    grpc: bool = True
-    grpc_port: int = 8081
-    admin_host: str = "127.0.0.1"
-    admin_port: int = 8082
-    token_file: Path | None = None          # None: one is made in the folder
-    # state
-    folder: Path = Path("runs/serve")
-    checkpoint_seconds: float = 30.0
-    snapshot_every: int = 200               # adapting batches between versions that are kept
-    snapshots: int = 5                      # how many are kept
-    compare_seconds: float = 0.5            # between comparisons with the source, for the numbers and the page
+    name: str = _model("petal", "Name of the model in the address.")
+    recipe: str | None = _model(None, "Network and method settings of a benchmark: cifar10, ...")
+    network: str | None = _model(None, "A network by name, for example wrn-40-2.")
+    classes: int | None = _model(None, "How many classes it has.")
+    input: tuple[int, ...] = _model((3, 32, 32), "Shape of a sample. Default: 3,32,32.", text=True)
+    labels: tuple[str, ...] = _model((), "Names of the classes, with commas.", text=True)
+    weights: Path | None = _model(None, "The source network.")
+    posterior: Path | None = _model(None, "The source posterior, from `petal fit`; PETAL needs it.")
+
+    method: str = _adapt("petal", "petal, cotta, tent, ..., also with something around it: petal+small+guard.", "-m")
+    fidelity: str = _adapt("official", "Of the recipe's settings.", choices=("official", "paper"))
+    set: tuple[str, ...] = _adapt((), "METHOD.OPTION=VALUE; guard.OPTION and small.OPTION too; may be repeated.")
+    plugin: Path | None = _adapt(None, "A Python file that adds methods to petal.METHODS.")
+    seed: int = _adapt(0, "Of the method's random numbers.")
+    guard: str | None = _adapt(None, "A guard around the method with this policy, for example rollback.")
+    guard_set: tuple[str, ...] = _adapt((), "OPTION=VALUE of the guard; may be repeated.")
+    small_batch: bool = _adapt(False, "Mode for few samples at a time: as METHOD+small.")
+    device: str = _adapt("auto", "auto, cpu or cuda.")
+    engine: str = _adapt("auto", "How it is executed.", choices=("auto", "eager"))
+
+    batch_size: int = _batch(50, "Samples per batch.")
+    delay_ms: float = _batch(10.0, "Milliseconds that the first request of a batch waits for others.")
+    queue: int | None = _batch(None, "Samples that may wait, or one request if it has more. Default: one batch.")
+
+    request_samples: int | None = _limit(None, "Samples per request. Default: a whole batch.")
+    max_body: int | None = _limit(None, "Bytes per request. Default: as many as its samples may take.")
+    max_pixels: int = _limit(2**24, "Pixels of all images of a request, before decoding. Default: 2^24.")
+    resize: bool = _limit(True, "Scale and cut images of another size, or refuse them. Default: scale.")
+    connections: int = _limit(256, "At once.")
+    read_seconds: float = _limit(10.0, "For the head of a request, and for its body.")
+    idle_seconds: float = _limit(65.0, "That a connection may stay open between requests.")
+    answer_seconds: float = _limit(30.0, "From acceptance to answer.")
+    drain_seconds: float = _limit(20.0, "After SIGTERM, for what was accepted.")
+
+    host: str = _port("127.0.0.1", "Default: 127.0.0.1; 0.0.0.0 lets everybody in.")
+    http_port: int = _port(8080, "REST and /metrics.")
+    grpc: bool = _port(True, "Serve gRPC too. Default: yes.")
+    grpc_port: int = _port(8081, "Of gRPC.")
+    admin_host: str = _port("127.0.0.1", "Of the admin port.")
+    admin_port: int = _port(8082, "The live page and the admin actions.")
+    token_file: Path | None = _port(None, "File with the admin token. Default: made in the folder.")
+
+    folder: Path = _state(Path("runs/serve"), "Checkpoints, versions, audit log, token.")
+    checkpoint_seconds: float = _state(30.0, "Between checkpoints.")
+    snapshot_every: int = _state(200, "Adapting batches between versions that are kept.")
+    snapshots: int = _state(5, "Versions that are kept.")
+    compare_seconds: float = _state(0.5, "Between comparisons with the source, for the numbers and the page.")
     meta: Mapping[str, str] = field(default_factory=dict)   # shown on the page; the command line sets it
 
     def __post_init__(self) -> None:

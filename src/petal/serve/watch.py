@@ -77,7 +77,7 @@ _SUMS = ("requests", "samples", "refused")
 
 
 class History:
-    """One row a second for the live page: sums of what happened in it, last values of the rest (None before the first)."""
+    """One row per second for the live page: sums of what happened in it, last values of the rest (None before the first)."""
 
     def __init__(self, seconds: int = SECONDS) -> None:
         self.lock = threading.Lock()

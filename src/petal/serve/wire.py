@@ -20,10 +20,11 @@ from petal.serve._kserve import (
     ModelRepository,
 )
 from petal.serve.inputs import Refused
+from petal.serve.queue import ADAPT, PREDICT, SOURCE, Answer, Busy, Closed
 from petal.serve.settings import Settings
 from petal.serve.versions import NoVersion
 from petal.serve.watch import Watch
-from petal.serve.worker import ADAPT, PREDICT, SOURCE, Answer, Busy, Closed, Worker
+from petal.serve.worker import Worker
 
 INLINE = 64 * 1024                          # bytes of a request that is decoded without a thread of its own
 TYPES = {"logits": "FP32", "probabilities": "FP32", "label": "INT64", "entropy": "FP32"}
@@ -52,7 +53,7 @@ class AdaptiveModel(InferenceModel):        # type: ignore[misc]
         self.ready = True
 
     async def healthy(self) -> bool:
-        """Whether requests are accepted."""
+        """True while requests are accepted."""
         return self.worker.is_alive() and not self.worker.closing
 
     def get_input_types(self) -> list[dict[str, Any]]:
@@ -167,7 +168,7 @@ class Plane(DataPlane):                     # type: ignore[misc]
         return {"status": "alive" if alive else "dead"}
 
     async def ready(self) -> bool:
-        """Whether requests are accepted."""
+        """True while requests are accepted."""
         return await self.model.healthy()
 
     async def model_metadata(self, model_name: str) -> dict[str, Any]:

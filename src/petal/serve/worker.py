@@ -11,12 +11,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from petal import functional as F
@@ -26,67 +23,30 @@ from petal.errors import PetalError
 from petal.methods import Adapter
 from petal.serve.logs import Audit
 from petal.serve.model import Served
+from petal.serve.queue import ADAPT, PREDICT, SOURCE, Answer, Closed, Item, RequestQueue
 from petal.serve.settings import Settings
 from petal.serve.versions import NoVersion, Version, Versions
 from petal.serve.watch import IMAGES, Seen, Watch, number
 
 log = logging.getLogger(__name__)
 
-ADAPT, PREDICT, SOURCE = "adapt", "predict", "source"   # targets of a request; any other is the number of a version
-
-
-class Busy(PetalError):
-    """The queue is full; try again after some seconds."""
-
-    def __init__(self, retry_after: int) -> None:
-        super().__init__(f"the queue is full: try again in {retry_after} s")
-        self.retry_after = retry_after
-
-
-class Closed(PetalError):
-    """The server is shutting down."""
-
-    retry_after = 5
-
-    def __init__(self) -> None:
-        super().__init__("the server is shutting down: try again in 5 s, here or elsewhere")
-
 
 class Unanswered(PetalError):
     """The network gave no usable answer."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a request gets: float32 [n, classes] twice, int64 [n], float32 [n], and which weights they come from."""
-
-    logits: NDArray[np.float32]
-    probabilities: NDArray[np.float32]
-    label: NDArray[np.int64]
-    entropy: NDArray[np.float32]
-    version: str
-    adapted: bool
-
-
-@dataclass
-class _Item:
-    x: Tensor
-    target: str
-    arrived: float
-    future: "Future[Answer]" = field(default_factory=Future)
-
-
 Action = tuple[Callable[[], Any], "Future[Any]"]
 
 
-class Worker(threading.Thread):
+class Worker(RequestQueue, threading.Thread):
     """The owner of an adapter. Start it, `submit` batches, `close` it."""
 
     def __init__(
         self, served: Served, settings: Settings, watch: Watch, audit: Audit, checkpoints: Checkpoints, versions: Versions
     ) -> None:
-        super().__init__(name="petal-worker", daemon=True)
-        self.served, self.settings, self.watch, self.audit = served, settings, watch, audit
+        threading.Thread.__init__(self, name="petal-worker", daemon=True)
+        RequestQueue.__init__(self, settings, watch)
+        self.served, self.audit = served, audit
         self.checkpoints, self.versions = checkpoints, versions
         checkpoints.on_write = self._written
         self.adapter: Adapter = served.adapter
@@ -95,12 +55,7 @@ class Worker(threading.Thread):
         self.frozen = self.resumed = False
         self.changed = False                # since the last checkpoint
         self.checkpointed = self._tried = time.time()
-        self.waiting = 0                    # samples in the queue
-        self._queue: deque[_Item] = deque()
         self._actions: deque[Action] = deque()
-        self._change = threading.Condition()
-        self._closing = False
-        self._rate = 0.0                    # samples a second while at work
         self._compared = -math.inf
         self._latest: deque[tuple[Tensor, int, float, str]] = deque(maxlen=IMAGES)
         self._alarms = 0
@@ -109,38 +64,15 @@ class Worker(threading.Thread):
 
     # What other threads call
 
-    def submit(self, x: Tensor, target: str = ADAPT) -> "Future[Answer]":
-        """Accept samples [n, ...] on the CPU for a target, or raise `Busy` or `Closed`."""
-        item = _Item(x, target, time.monotonic())
-        with self._change:
-            if self._closing:
-                raise Closed
-            if self.waiting and self.waiting + len(x) > self.settings.waiting:
-                raise Busy(self.retry_after())      # a queue that is empty takes any request
-            self._queue.append(item)
-            self.waiting += len(x)
-            self._change.notify()
-        return item.future
-
-    def check_room(self) -> None:
-        """Raise what `submit` would raise for one sample: lets a request be refused before its body is read."""
-        if self._closing:
-            raise Closed
-        if self.waiting >= self.settings.waiting:
-            raise Busy(self.retry_after())
-
-    def retry_after(self) -> int:
-        """Whole seconds until the queue will have been worked off."""
-        return min(30, max(1, math.ceil(self.waiting / self._rate))) if self._rate else 1
-
     def has_version(self, number: int) -> bool:
-        """Whether a version can be asked for."""
+        """True if requests can name this version."""
         return number == self.version or number in self.versions
 
     def act(self, name: str, by: str, **arguments: Any) -> "Future[Any]":
         """Have an admin action done between two batches: freeze, thaw, reset, rollback, snapshot, checkpoint, digest."""
         actions: dict[str, Callable[..., Any]] = {
-            "freeze": self._freeze, "thaw": self._thaw, "reset": self._reset, "rollback": self._rollback,
+            "freeze": lambda by: self._set_frozen(True, "freeze", by), "reset": lambda by: self._go_to(0, "reset", by),
+            "thaw": lambda by: self._set_frozen(False, "thaw", by), "rollback": self._rollback,
             "snapshot": self._snapshot, "checkpoint": self._checkpoint_now, "digest": self._digest,
         }  # fmt: skip
         future: Future[Any] = Future()
@@ -151,32 +83,10 @@ class Worker(threading.Thread):
             self._change.notify()
         return future
 
-    def close(self) -> None:
-        """Accept nothing more, answer what was accepted, checkpoint, and end."""
-        with self._change:
-            self._closing = True
-            self._change.notify()
-
-    def abandon(self) -> None:
-        """Refuse what still waits; the batch that is being computed is answered."""
-        with self._change:
-            self._closing = True
-            dropped, self.waiting = list(self._queue), 0
-            self._queue.clear()
-            self._change.notify()
-        for item in dropped:
-            if item.future.set_running_or_notify_cancel():
-                item.future.set_exception(Closed())
-
     @property
     def resting(self) -> bool:
-        """Whether a guard has stopped adaptation, for a while or until it is thawed."""
+        """True while a guard has stopped adaptation, for a time or until it is thawed."""
         return bool(getattr(self.adapter, "frozen", False))
-
-    @property
-    def closing(self) -> bool:
-        """Whether nothing more is accepted."""
-        return self._closing
 
     # The thread
 
@@ -209,7 +119,7 @@ class Worker(threading.Thread):
         self._checkpoint(sure=True)
         self.audit.write("stop", "server", version=self.version)
 
-    def _next(self) -> "list[_Item] | Action | bool | None":
+    def _next(self) -> list[Item] | Action | bool | None:
         """A batch, an action, True if only a checkpoint is due, or None at the end."""
         with self._change:
             while True:
@@ -229,22 +139,7 @@ class Worker(threading.Thread):
                     if self.changed and self._seconds_to_checkpoint() == 0:
                         return True
 
-    def _take(self, target: str) -> list[_Item]:
-        """The next batch: requests for one target in the order of their arrival, as many as fit."""
-        taken, total = [], 0
-        for item in self._queue:
-            if item.target == target:
-                if total + len(item.x) > self.settings.batch_size:
-                    break
-                taken.append(item)
-                total += len(item.x)
-        chosen = {id(item) for item in taken}
-        self._queue = deque(item for item in self._queue if id(item) not in chosen)
-        self.waiting -= total
-        self.watch.metrics.queue.set(self.waiting)
-        return taken
-
-    def _batch(self, items: list[_Item]) -> None:
+    def _batch(self, items: list[Item]) -> None:
         items = [item for item in items if item.future.set_running_or_notify_cancel()]
         if not items:
             return
@@ -257,7 +152,7 @@ class Worker(threading.Thread):
                 if not item.future.done():
                     item.future.set_exception(error)
 
-    def _answer_all(self, items: list[_Item]) -> None:
+    def _answer_all(self, items: list[Item]) -> None:
         """Answer running items together, or one by one if the adapter refuses them together."""
         target, began = items[0].target, time.monotonic()
         x = torch.cat([item.x for item in items]).to(self.adapter.device)
@@ -377,21 +272,12 @@ class Worker(threading.Thread):
                 log.exception("an admin action failed")
             future.set_exception(error)
 
-    def _freeze(self, by: str) -> dict[str, Any]:
-        return self._set_frozen(True, "freeze", by)
-
-    def _thaw(self, by: str) -> dict[str, Any]:
-        return self._set_frozen(False, "thaw", by)
-
     def _set_frozen(self, frozen: bool, name: str, by: str) -> dict[str, Any]:
         guard: Any = self.adapter
         if not frozen and self.resting:
             guard.thaw()                                # it had learning off
         self.frozen = frozen
         return self._done(name, by)
-
-    def _reset(self, by: str) -> dict[str, Any]:
-        return self._go_to(0, "reset", by)
 
     def _rollback(self, by: str, version: int | None = None) -> dict[str, Any]:
         if version is None:
@@ -410,7 +296,6 @@ class Worker(threading.Thread):
         self.versions.put_back(self.adapter, version)
         self._alarms = len(getattr(self.adapter, "alarms", ()))
         self._moved_to(version)
-        self._snapshot_steps = self.steps
         return self._done(name, by, before=before)
 
     def _snapshot(self, by: str) -> dict[str, Any]:

@@ -10,15 +10,15 @@ machines take part, the folder is on a disk that all of them see.
 from petal.sweep.cluster import Resources, connected, on_ray, prepare_on_ray
 from petal.sweep.grid import grid_rows, split_values
 from petal.sweep.jobs import Outcome, Part, Ready, Task, in_turn, prepare, what_is_left, work, write_sweep
-from petal.sweep.watch import Watch
+from petal.sweep.watch import JobWatch
 
 __all__ = [
+    "JobWatch",
     "Outcome",
     "Part",
     "Ready",
     "Resources",
     "Task",
-    "Watch",
     "connected",
     "grid_rows",
     "in_turn",

@@ -96,7 +96,7 @@ def on_ray(ray: Any, tasks: Sequence[Task], resources: Resources, tick: Callable
 
 def prepare_on_ray(ray: Any, parts: Sequence[Part], resources: Resources, tick: Callable[[], None]) -> list[Ready]:
     """The parts made ready where the jobs will run: there, and perhaps only there, are the GPUs."""
-    wanted = {part.setup.recipe: part for part in parts}
+    wanted = {part.name: part for part in parts}
     found = dict(_scattered(ray, prepare, wanted, resources, tick))
     return [f if isinstance(f := found[name], Ready) else Ready(failed=str(f)) for name in wanted]
 

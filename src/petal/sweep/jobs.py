@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 
-from petal._files import alone
+from petal._files import alone, write_json
 from petal.engine import keep_freed_memory
 from petal.errors import ConfigError, PetalError, PetalWarning
-from petal.recipes import Bench, Job, load_plugin, make_manifest, open_run, run_job, score
-from petal.recipes.run import describe_job, file_hash, job_status, read_manifest, write_json
-from petal.recipes.setup import Setup
+from petal.recipes.provenance import file_hash
+from petal.runs import Experiment, Job, OpenExperiment, make_manifest, open_run, read_manifest, run_job, score
+from petal.runs.job import describe_job
+from petal.runs.records import job_status
+from petal.runs.sources import fit_threads
 
 FORMAT = "petal-sweep-1"
 
@@ -26,7 +28,7 @@ FORMAT = "petal-sweep-1"
 class Task:
     """One job of a sweep with all that a process needs to do it."""
 
-    setup: Setup
+    experiment: Experiment
     job: Job
     folder: Path                            # of the run
     device: str = "cpu"
@@ -35,7 +37,7 @@ class Task:
     @property
     def name(self) -> str:
         """What the job is called on the screen."""
-        return f"{self.setup.recipe}/{self.job.id}"
+        return f"{self.experiment.recipe}/{self.job.id}"
 
     @property
     def place(self) -> Path:
@@ -44,7 +46,7 @@ class Task:
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing left to do."""
+        """True once there is nothing left to do."""
         return job_status(self.place) == "done"
 
 
@@ -52,12 +54,17 @@ class Task:
 class Part:
     """The jobs of one recipe, which share data and source: a run's folder."""
 
-    setup: Setup
+    experiment: Experiment
     jobs: tuple[Job, ...]
     folder: Path
     device: str = "cpu"
     checkpoint_every: int | None = None
     command: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its recipe."""
+        return str(self.experiment.recipe)
 
 
 @dataclass(frozen=True)
@@ -99,14 +106,19 @@ def read_sweep(folder: Path) -> dict[str, Any]:
 def what_is_left(folder: Path, parts: Sequence[Part]) -> list[Part]:
     """The parts that have something left to do, or are set otherwise than before: `prepare` tells whether that can be."""
     before = read_sweep(folder)["runs"]
-    return [part for part in parts if before.get(part.setup.recipe) != asdict(part.setup) or not _all_done(part)]
+    return [part for part in parts if not _same(before.get(part.name), part.experiment) or not _all_done(part)]
+
+
+def _same(before: dict[str, Any] | None, experiment: Experiment) -> bool:
+    """True if an experiment was set like this; what an older version did not know had its default."""
+    return before is not None and {**asdict(Experiment(experiment.recipe)), **before} == asdict(experiment)
 
 
 def write_sweep(folder: Path, parts: Sequence[Part], command: str) -> None:
     """Note parts that are ready in the sweep's folder."""
     with alone(folder):
         about = read_sweep(folder)
-        runs = {**about["runs"], **{part.setup.recipe: asdict(part.setup) for part in parts}}
+        runs = {**about["runs"], **{part.name: asdict(part.experiment) for part in parts}}
         write_json(folder / "sweep.json", {"command": command, **about, "runs": runs})
 
 
@@ -116,7 +128,7 @@ def _all_done(part: Part) -> bool:
     except ConfigError:
         return False
     for key in ("weights", "posterior", "plugin"):      # the files may have changed where they are
-        path, was = getattr(part.setup, key), manifest.get(key, {}).get("sha256")
+        path, was = getattr(part.experiment, key), manifest.get(key, {}).get("sha256")
         if path is not None and Path(path).is_file() and file_hash(path) != was:
             return False
     known = {job["id"]: job for job in manifest["jobs"]}
@@ -127,24 +139,19 @@ def _all_done(part: Part) -> bool:
 
 def prepare(part: Part) -> Ready:
     """Make a part's source if it has none, try every row, write the manifest: before an hour goes into anything."""
-    fit_threads(part.setup)
+    fit_threads(part.experiment.chosen)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PetalWarning)
         try:
-            setup = part.setup.with_source(part.folder / "source", torch.device(part.device))
-            bench = bench_of(setup, part.device)
-            for row in {job.row.name: job.row for job in part.jobs}.values():
-                bench.adapter(row, 0)
-            plugin = {} if setup.plugin is None else {"plugin": plugin_of(setup.plugin)}
-            manifest = make_manifest(
-                bench, part.jobs, weights=setup.weights, posterior=setup.posterior, data=setup.data or setup.corrupted,
-                command=part.command, extra=plugin,
-            )  # fmt: skip
-            lengths = {number: len(bench.stream(number)) for number in manifest["orders"]}
+            experiment = part.experiment.with_source(part.folder / "source", torch.device(part.device))
+            opened = opened_once(experiment, part.device)
+            opened.check(list({job.row.name: job.row for job in part.jobs}.values()))
+            manifest = make_manifest(opened, part.jobs, part.command)
+            lengths = {number: len(opened.stream(number)) for number in manifest["orders"]}
             open_run(part.folder, manifest)
         except PetalError as error:
             return Ready(failed=str(error), warnings=_texts(caught))
-        tasks = tuple(Task(setup, job, part.folder, part.device, part.checkpoint_every) for job in part.jobs)
+        tasks = tuple(Task(experiment, job, part.folder, part.device, part.checkpoint_every) for job in part.jobs)
         return Ready(tasks, {task.name: lengths[task.job.order] for task in tasks}, warnings=_texts(caught))
 
 
@@ -153,11 +160,9 @@ def work(task: Task, tick: Callable[[], None] | None = None) -> Outcome:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", PetalWarning)
         try:
-            bench = bench_of(task.setup, task.device)
+            opened = opened_once(task.experiment, task.device)
             progress = None if tick is None else lambda _: tick()
-            records = run_job(
-                task.job, task.folder, bench, checkpoint_every=task.checkpoint_every, progress=progress
-            )  # fmt: skip
+            records = run_job(task.job, task.folder, opened, checkpoint_every=task.checkpoint_every, progress=progress)
         except PetalError as error:
             return Outcome(task.name, failed=str(error), warnings=_texts(caught))
         return Outcome(task.name, score(records), warnings=_texts(caught))
@@ -174,23 +179,12 @@ def in_turn(tasks: Sequence[Task], tick: Callable[[], None]) -> Iterator[Outcome
 
 
 @lru_cache(maxsize=2)
-def bench_of(setup: Setup, device: str) -> Bench:
+def opened_once(experiment: Experiment, device: str) -> OpenExperiment:
     """Data and source, read once for all the jobs that a process gets."""
-    fit_threads(setup)
+    fit_threads(experiment.chosen)
     if device == "cpu":
         keep_freed_memory()
-    if setup.plugin is not None:
-        plugin_of(setup.plugin)
-    return setup.bench(torch.device(device))
-
-
-def fit_threads(setup: Setup) -> None:
-    """One thread for the small network of a built-in recipe, as in `petal run`: the source it trains is then the same."""
-    if setup.chosen.builtin:
-        torch.set_num_threads(1)
-
-
-plugin_of = lru_cache(maxsize=None)(load_plugin)     # run once, however many jobs a process gets
+    return experiment.open(torch.device(device))
 
 
 def _texts(caught: Sequence[warnings.WarningMessage]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 
-class Watch:
+class JobWatch:
     """Follows the records of one job. `position` counts its batches, `error` is over all images so far."""
 
     def __init__(self, place: Path, batches: int) -> None:

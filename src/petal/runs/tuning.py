@@ -1,16 +1,14 @@
 """Choosing alpha and delta as the paper does: on the four validation corruptions, never on those of the test."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from petal.corruptions import VALIDATION_CORRUPTIONS
-from petal.data import CorruptedDataset, streams
 from petal.errors import ConfigError
 from petal.evaluate import evaluate
 from petal.recipes.row import Row
-from petal.recipes.run import Bench
 from petal.restore import Fisher
+from petal.runs.experiment import OpenExperiment
 
 ALPHAS = (1e-6, 1e-7, 1e-9, 5e-10, 1e-10, 5e-11, 1e-11, 1e-12)     # the paper's grid
 DELTAS = (0.003, 0.01, 0.03, 0.1)
@@ -26,13 +24,9 @@ class Trial:
     nll: float
     brier: float
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
-
 
 def tune(
-    bench: Bench,
+    opened: OpenExperiment,
     row: Row,
     *,
     alphas: Sequence[float] = ALPHAS,
@@ -50,8 +44,10 @@ def tune(
         )
     if not alphas or not deltas:
         raise ConfigError("give at least one alpha and one delta")
+    plain = replace(opened.experiment, stream="continual", visits=None, label_correlation=None)
+    opened = replace(opened, experiment=plain)
     start = row.options.get("restore")
-    delta = start.quantile if isinstance(start, Fisher) else bench.recipe.quantile
+    delta = start.quantile if isinstance(start, Fisher) else opened.recipe.quantile
     if delta not in deltas and len(deltas) == 1:
         delta = deltas[0]
     total = len(alphas) + sum(d != delta for d in deltas)
@@ -59,7 +55,7 @@ def tune(
 
     def trials_of(pairs: Sequence[tuple[float, float]]) -> Iterator[Trial]:
         for alpha, quantile in pairs:
-            trial = _trial(bench, row, alpha, quantile, corruptions, seed)
+            trial = _trial(opened, row, alpha, quantile, corruptions, seed)
             trials.append(trial)
             if progress is not None:
                 progress(len(trials), total, trial)
@@ -74,13 +70,7 @@ def _rank(trial: Trial) -> tuple[float, float]:
     return trial.error, trial.brier         # the paper's criterion is the error; the Brier score decides between equals
 
 
-def _trial(bench: Bench, row: Row, alpha: float, delta: float, corruptions: Sequence[str], seed: int) -> Trial:
+def _trial(opened: OpenExperiment, row: Row, alpha: float, delta: float, corruptions: Sequence[str], seed: int) -> Trial:
     changed = replace(row, options={**row.options, "prior_weight": alpha, "restore": Fisher(delta)})
-    ready = isinstance(bench.data, CorruptedDataset)
-    assert bench.batch_size is not None
-    stream = streams.continual(
-        bench.data, list(corruptions), severity=bench.severity or 5, batch_size=bench.batch_size, images=bench.images,
-        seed=bench.stream_seed, profile=bench.recipe.profile, device=None if ready else bench.device,
-    )  # fmt: skip
-    mean = evaluate(bench.adapter(changed, seed), stream).mean
+    mean = evaluate(opened.adapter(changed, seed), opened.stream(corruptions)).mean
     return Trial(alpha, delta, mean.error, mean.nll, mean.brier)

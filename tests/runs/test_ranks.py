@@ -12,8 +12,8 @@ import pytest
 
 from petal import ParallelError
 from petal.parallel import Ranks
-from petal.recipes import run_job
-from recipes.test_run import bench, job, without_time
+from petal.runs import run_job
+from runs.parts import job, opened, without_time
 
 
 class Alone:
@@ -53,18 +53,18 @@ class Alone:
 
 
 def test_a_run_that_is_ended_leaves_a_checkpoint_of_its_last_batch(source: Path, tmp_path: Path) -> None:
-    b = bench(source)
-    j = job("petal", b)
-    whole = run_job(j, tmp_path / "whole", b)
-    b.ranks = Alone(7)  # type: ignore[assignment]
+    o = opened(source)
+    j = job("petal")
+    whole = run_job(j, tmp_path / "whole", o)
+    o.ranks = Alone(7)  # type: ignore[assignment]
     with pytest.raises(ParallelError, match=r"the launcher ended this run\. petal-o1-s0 stood at batch 7 of 30"):
-        run_job(j, tmp_path, b)
+        run_job(j, tmp_path, o)
     assert len(list((tmp_path / "jobs" / j.id).glob("checkpoint-*.safetensors"))) == 1
-    b.ranks = again = Alone(-1)  # type: ignore[assignment]
-    assert without_time(run_job(j, tmp_path, b)) == without_time(whole)
+    o.ranks = again = Alone(-1)  # type: ignore[assignment]
+    assert without_time(run_job(j, tmp_path, o)) == without_time(whole)
     assert again.told == [7]
     assert again.met == 23
-    run_job(j, tmp_path, b)
+    run_job(j, tmp_path, o)
     assert again.told == [7, -1]  # the others are told that there is nothing to do
     assert json.loads((tmp_path / "jobs" / j.id / "job.json").read_text())["status"] == "done"
 

@@ -1,0 +1,252 @@
+"""From names and paths to a stream and an adapter: the one place where runs, sweeps, tuning and the server get theirs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from petal import models
+from petal._options import option
+from petal.data import STREAMS, CorruptedDataset, Dataset, Stream
+from petal.engine import accelerate, policy_for
+from petal.errors import ConfigError
+from petal.methods import METHODS, Adapter
+from petal.methods.mean_teacher import MeanTeacher
+from petal.models import check_input
+from petal.parallel import Ranks, parallelize
+from petal.posterior import DiagonalGaussian
+from petal.recipes.fit import TrainProgress
+from petal.recipes.published import Recipe, recipe
+from petal.recipes.rows import WRAPPERS, Row, load_plugin, needs_posterior, own_defaults, pick_rows, rows
+from petal.recipes.settings import apply_settings
+from petal.runs.sources import load_posterior, make_source, open_test
+from petal.swag import FitProgress
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Names, paths and settings from which any process makes the same streams and adapters.
+
+    Without a recipe it has no stream: a network of one's own is served, and methods have their own defaults.
+    """
+
+    recipe: str | None = None
+    severity: int | None = option(None, "Severity. Default: 5.", low=1, high=5)
+    batch_size: int | None = option(None, "Images per batch. Default: the recipe's.", low=1)
+    images: int | None = option(None, "Take only the first N images of each domain.", low=1)
+    visits: int | None = option(None, "Let the domains recur, so many times in all.", low=1)
+    label_correlation: float | None = option(
+        None, "Let labels come in runs: a Dirichlet concentration, such as 0.1; the smaller, the longer the runs."
+    )
+    data: str | None = option(None, "Clean images, corrupted on the fly, or a folder of published -C files.")
+    corrupted: str | None = option(None, "A folder of published -C files.", metavar="<path>")
+    ids: str | None = option(None, "List of the images of ImageNet-C to use (RobustBench's 5,000).", metavar="<path>")
+    weights: str | None = option(None, "The source network.", metavar="<path>")
+    posterior: str | None = option(None, "The source posterior, from `petal fit`; PETAL needs it.", metavar="<path>")
+    network: str | None = option(None, "Another network than the recipe's, for example wrn-40-2.")
+    engine: str = option("auto", "How it is executed; eager is plain torch.", choices=("auto", "eager"))
+    fidelity: str = option(
+        "official", "Settings of the released code, or of the paper's text.", choices=("official", "paper")
+    )
+    plugin: str | None = option(None, "A Python file that adds methods to petal.METHODS.", metavar="<path>")
+    stream: str | None = None               # one of the `STREAMS` instead of the recipe's
+    stream_seed: int = 0                    # of the corruptions' noise: the same data whatever a job's seed
+    classes: int | None = None              # of the network; None: the recipe's
+    input: tuple[int, ...] | None = None    # shape of a sample where there is no stream, as in a server
+
+    def __post_init__(self) -> None:
+        if self.recipe is None:
+            return
+        own = self.chosen
+        if self.severity is not None and own.severity is None:
+            raise ConfigError(f"{own.name} goes through all severities: leave the severity out")
+        for name, value in (("visits", self.visits), ("label_correlation", self.label_correlation)):
+            if value is not None and own.stream != "continual":
+                raise ConfigError(f"{name} changes a continual stream; that of {own.name} is {own.stream}")
+        if self.visits is not None and self.label_correlation is not None:
+            raise ConfigError("a stream recurs (visits) or has labels in runs (label_correlation): leave one of them out")
+
+    @property
+    def chosen(self) -> Recipe:
+        """The recipe, with the network, number of classes and stream that were asked for."""
+        if self.recipe is None:
+            raise ConfigError("there is no stream without a recipe: name one, such as cifar10")
+        found = recipe(self.recipe)
+        if self.network is not None:
+            found = replace(found, network=self.network, network_options={})
+        if self.stream is not None:         # a gradual one has all severities; any other has the highest
+            found = replace(found, stream=self.stream, severity=found.severity or 5)
+        return found if self.classes is None else replace(found, classes=self.classes)
+
+    def known_rows(self) -> dict[str, Row]:
+        """Every row by its name, those of a plugin's methods among them."""
+        self.load_plugin()
+        return own_defaults() if self.recipe is None else rows(self.chosen, self.fidelity)
+
+    def rows(self, wanted: Sequence[str], settings: Sequence[str] = ()) -> list[Row]:
+        """The rows called `wanted`, such as `petal+small+guard`, with `METHOD.OPTION=VALUE` settings applied."""
+        return pick_rows(apply_settings(self.known_rows(), settings, WRAPPERS), wanted)
+
+    def load_plugin(self) -> dict[str, str]:
+        """Run the plugin, if there is one and unless that is done. Returns its path and hash."""
+        return {} if self.plugin is None else load_plugin(self.plugin)
+
+    def open_data(self) -> Dataset:
+        """The images of the stream."""
+        return open_test(self.chosen, self.data, self.corrupted, self.ids)
+
+    def with_source(
+        self, folder: Path, device: torch.device, on_train: Callable[[TrainProgress], None] | None = None,
+        on_swag: Callable[[FitProgress], None] | None = None,
+    ) -> "Experiment":  # fmt: skip
+        """The same with a source network: that of a built-in recipe is made in `folder` unless it is there."""
+        chosen = self.chosen
+        if not chosen.builtin or self.weights is not None or self.network is not None:
+            return self
+        self.open_data()                    # a mistake there is found before the training
+        weights, posterior = make_source(chosen, folder, device, on_train, on_swag)
+        return replace(self, weights=str(weights), posterior=self.posterior or str(posterior))
+
+    def open(self, device: torch.device, ranks: Ranks | None = None) -> "OpenExperiment":
+        """Read everything: images, source network, posterior. A plugin is run."""
+        self.load_plugin()
+        data = None if self.input is not None else self.open_data()
+        model = self.source_network().to(device)
+        return OpenExperiment(self, model, load_posterior(self.posterior, model), data, ranks)
+
+    def source_network(self) -> nn.Module:
+        """The network with the source weights."""
+        name, classes, options = self.network, self.classes, dict[str, Any]()
+        if self.recipe is not None:
+            name, classes, options = self.chosen.network, self.chosen.classes, dict(self.chosen.network_options)
+        if name is None or classes is None:
+            raise ConfigError("say which network it is: name a recipe, or a network and its number of classes")
+        if self.weights is None:
+            raise ConfigError(
+                f"{self.recipe or 'an experiment'} needs the source network ({name}): give --weights, or make it with "
+                f"`petal fit --recipe {self.recipe or 'RECIPE'}`"
+            )
+        return models.build(name, classes, Path(self.weights), **options)
+
+
+@dataclass
+class OpenExperiment:
+    """An experiment with everything read: it gives streams, and adapters around one source network.
+
+    Several processes that share out the views of a batch are `ranks`.
+    """
+
+    experiment: Experiment
+    model: nn.Module
+    posterior: DiagonalGaussian | None = None
+    data: Dataset | None = None
+    ranks: Ranks | None = None
+    compiled_for: str = field(default="", repr=False)       # the method whose programs torch holds
+    _checked: bool = field(default=False, repr=False)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The benchmark."""
+        return self.experiment.chosen
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network is."""
+        return next(self.model.parameters()).device
+
+    @property
+    def severity(self) -> int | None:
+        """Severity of the stream; None if it has its own."""
+        return self.recipe.severity if self.experiment.severity is None else self.experiment.severity
+
+    @property
+    def batch_size(self) -> int:
+        """Images per batch."""
+        return self.experiment.batch_size or self.recipe.batch_size
+
+    @property
+    def stream_name(self) -> str:
+        """Which of the `STREAMS`."""
+        if self.experiment.visits is not None:
+            return "recurring"
+        return self.recipe.stream if self.experiment.label_correlation is None else "correlated"
+
+    @property
+    def images(self) -> Dataset:
+        """The images of the stream."""
+        if self.data is None:
+            raise ConfigError("this experiment has a network and no images: it has no stream")
+        return self.data
+
+    def stream(self, order: int | Sequence[str]) -> Stream:
+        """The stream of a published order, or of corruptions by name.
+
+        Clean images are corrupted on the network's device; corrupted ones are read ahead.
+        """
+        e, ready = self.experiment, isinstance(self.images, CorruptedDataset)
+        options: dict[str, Any] = {} if self.severity is None else {"severity": self.severity}
+        if e.visits is not None:
+            options["visits"] = e.visits
+        if e.label_correlation is not None:
+            options["concentration"] = e.label_correlation
+        return STREAMS[self.stream_name](
+            self.images, self.recipe.order(order) if isinstance(order, int) else list(order),
+            batch_size=self.batch_size, images=e.images, seed=e.stream_seed, profile=self.recipe.profile,
+            device=None if ready else self.device, prefetch=2 if ready else 0, **options,
+        )  # fmt: skip
+
+    def adapter(self, row: Row, seed: int = 0) -> Adapter:
+        """The row's method around the source network with all that goes around it, executed as the engine says."""
+        adapter = self.plain_adapter(row, seed)
+        # Which program runs a batch must not depend on how many came before it: a resumed run gives the same numbers. So
+        # the shape of a whole batch is compiled from the first one on, and on a CPU, where that takes long, nothing is.
+        if adapter.device.type == "cuda":
+            return accelerate(adapter, self.experiment.engine, batch_shape=self.batch_shape())
+        policy = replace(policy_for(adapter.device), compile=False)
+        return accelerate(adapter, self.experiment.engine, policy=policy)
+
+    def plain_adapter(self, row: Row, seed: int = 0) -> Adapter:
+        """The same, executed by plain torch. PETAL starts at the mean of its posterior."""
+        method = METHODS[row.method]
+        arguments: list[Any] = [self.model]
+        if needs_posterior(method):
+            if self.posterior is None:
+                fit = "petal fit" + (f" --recipe {self.experiment.recipe} --weights ..." if self.experiment.recipe else "")
+                raise ConfigError(
+                    f"{row.label} needs the source posterior: make one with `{fit}`, give it as --posterior, or choose "
+                    f"other methods than {row.name} with --method"
+                )
+            arguments.append(self.posterior)
+        options: Mapping[str, Any] = row.options
+        if "seed" in signature(method.__init__).parameters:
+            options = {**options, "seed": seed}
+        adapter: Adapter = method(*arguments, **options)
+        if self.ranks is not None and isinstance(adapter, MeanTeacher):
+            parallelize(adapter, self.ranks)
+        for name in row.wraps:
+            adapter = WRAPPERS[name](adapter, **row.wrapper_options.get(name, {}))
+        return adapter
+
+    def check(self, rows: Sequence[Row]) -> None:
+        """Make an adapter of each row: one that cannot be run is found before an hour has gone into the others."""
+        for row in rows:
+            self.adapter(row)
+
+    def batch_shape(self) -> tuple[int, ...]:
+        """Shape of a whole batch."""
+        if self.experiment.input is not None:
+            return (self.batch_size, *self.experiment.input)
+        data = self.images
+        if isinstance(data, CorruptedDataset):
+            data = data.corrupted(self.recipe.order(1)[0], self.severity or 5)
+        return (min(self.batch_size, self.experiment.images or len(data)), *data.batch([0])[0].shape[1:])
+
+    def check_pixels(self, x: Tensor) -> None:
+        """Warn, once, if the images do not look like what the network was trained on."""
+        if not self._checked:
+            self._checked = True
+            check_input(self.model, x)

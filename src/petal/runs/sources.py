@@ -1,0 +1,84 @@
+"""What an experiment reads or makes first: images, source network, posterior."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from petal import models
+from petal.data import KINDS, CorruptedDataset, Dataset, open_dataset
+from petal.errors import ConfigError, DataError
+from petal.posterior import DiagonalGaussian
+from petal.recipes.fit import TrainProgress, fit
+from petal.recipes.published import Recipe
+from petal.swag import FitProgress
+
+
+def open_test(recipe: Recipe, data: str | None, corrupted: str | None, ids: str | Path | None) -> Dataset:
+    """The images to adapt to: clean ones, which are corrupted on the fly, or the published -C files."""
+    if data is not None and corrupted is not None:
+        raise ConfigError("give --data (clean images, or a -C folder) or --corrupted (a -C folder), not both")
+    path = data or corrupted
+    if path is None:
+        if not recipe.builtin:
+            raise ConfigError(f"{recipe.name} needs images: give --data or --corrupted, {recipe.data}")
+        path = "digits"
+    options: dict[str, Any] = {}
+    kind = _kind(path)
+    if kind == "image-folder":
+        options["size"] = 224
+    if ids is not None:
+        if kind not in ("imagenet-c", "imagenet-3dcc"):
+            raise ConfigError("--ids is a list of images of an ImageNet-C or ImageNet-3DCC folder")
+        options["ids"] = Path(ids)
+    dataset = open_dataset(path, **options)
+    if corrupted is not None and not isinstance(dataset, CorruptedDataset):
+        raise DataError(f"{corrupted} holds clean images, not the published -C files; give it as --data")
+    return dataset
+
+
+def open_train(path: str) -> Dataset:
+    """The training images at a path."""
+    kind = _kind(path)
+    if path == "digits":
+        return open_dataset("digits:train")
+    if kind == "cifar":
+        return open_dataset(path, split="train")
+    return open_dataset(path, size=224) if kind == "image-folder" else open_dataset(path)
+
+
+def _kind(path: str) -> str | None:
+    return next((name for name, known in KINDS.items() if Path(path).exists() and known.fits(Path(path))), None)
+
+
+def make_source(
+    recipe: Recipe, folder: Path, device: torch.device, on_train: Callable[[TrainProgress], None] | None = None,
+    on_swag: Callable[[FitProgress], None] | None = None,
+) -> tuple[Path, Path]:  # fmt: skip
+    """Network and posterior of a recipe whose data comes with the package, in `folder`: made unless they are there."""
+    network, posterior = folder / "network.safetensors", folder / "posterior.safetensors"
+    if not (folder / "fit.json").is_file() or not network.is_file() or not posterior.is_file():
+        model = models.build(recipe.network, recipe.classes, seed=0, **recipe.network_options).to(device)
+        fit(model, open_dataset("digits:train"), recipe.fit, folder, test=open_dataset("digits:test"),
+            on_train=on_train, on_swag=on_swag)  # fmt: skip
+    return network, posterior
+
+
+def load_posterior(path: str | Path | None, model: nn.Module) -> DiagonalGaussian | None:
+    """The posterior at a path, checked against the network."""
+    if path is None:
+        return None
+    q = DiagonalGaussian.load(path)
+    q.check(model)
+    return q
+
+
+def fit_threads(recipe: Recipe | None) -> None:
+    """One thread for the small network of a built-in recipe: a second one costs it more than it saves.
+
+    It also makes the source network the same everywhere: sums over several threads are rounded differently.
+    """
+    if recipe is not None and recipe.builtin:
+        torch.set_num_threads(1)

@@ -1,0 +1,115 @@
+import json
+import shutil
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from petal import METHODS, ConfigError, models
+from petal.cli import app
+from petal.runs import Experiment, OpenExperiment, make_manifest, open_run
+from runs.parts import changed, job, known, opened
+
+
+def test_posterior_and_severity_are_asked_for_by_name(source: Path) -> None:
+    o = opened(source)
+    with pytest.raises(ConfigError, match=r"PETAL \(FIM\) needs the source posterior"):
+        replace(o, posterior=None).adapter(known()["petal"], 0)
+    with pytest.raises(ConfigError, match="leave the severity out"):
+        Experiment("cifar10-gradual", severity=3)
+
+
+def test_labels_in_runs(source: Path, tmp_path: Path) -> None:
+    o = opened(source, label_correlation=0.1, batch_size=1, images=40)
+    labels = [int(batch.y) for batch in o.stream(1)]
+    iid = [int(batch.y) for batch in changed(o, label_correlation=None).stream(1)]
+    same = [sum(x == y for x, y in pairwise(sequence)) for sequence in (labels, iid)]
+    assert same[0] > 2 * same[1]
+    first = make_manifest(o, [job("bn")])
+    assert (first["stream"], first["label_correlation"]) == ("correlated", 0.1)
+    open_run(tmp_path, first)
+    with pytest.raises(ConfigError, match=r"label_correlation was 0\.1 and is None"):
+        open_run(tmp_path, make_manifest(changed(o, label_correlation=None), [job("bn")]))
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        changed(o, visits=2)
+    with pytest.raises(ConfigError, match="that of cifar10-gradual is gradual"):
+        Experiment("cifar10-gradual", visits=2)
+
+
+def test_any_process_makes_the_same_of_it(source: Path) -> None:
+    files = {"weights": str(source / "network.safetensors"), "posterior": str(source / "posterior.safetensors")}
+    one = Experiment("digits", severity=3, images=16, batch_size=8, stream_seed=4, **files)
+    two = Experiment(**json.loads(json.dumps(asdict(one))))
+    assert two == one
+    (row,) = one.rows(["petal+small"], ["petal.views=2", "petal.confidence=2", "small.memory=8"])
+    a, b = (e.open(torch.device("cpu")) for e in (one, two))
+    left, right = (o.adapter(row, 5) for o in (a, b))
+    for x, y in zip(a.stream(2), b.stream(2), strict=True):
+        assert (x.domain, x.severity, len(x.x)) == (y.domain, y.severity, 8)
+        assert torch.equal(x.x, y.x)
+        if x.position < 2:
+            assert torch.equal(left(x.x), right(y.x))
+    assert x.severity == 3
+
+
+def test_a_network_of_ones_own_has_no_stream(source: Path) -> None:
+    experiment = Experiment(network="small", classes=10, weights="w", input=(3, 32, 32), batch_size=4)
+    o = OpenExperiment(experiment, models.build("small", 10, seed=0))
+    (row,) = experiment.rows(["tent+guard"], ["guard.window=70"])
+    assert o.adapter(row).window == 70
+    assert o.batch_shape() == (4, 3, 32, 32)
+    with pytest.raises(ConfigError, match="has a network and no images"):
+        o.stream(1)
+    with pytest.raises(ConfigError, match="name one, such as cifar10"):
+        experiment.open_data()
+
+
+def test_a_plugin_is_run_once_and_again_when_it_has_changed(tmp_path: Path) -> None:
+    plugin = tmp_path / "mine.py"
+    text = "import petal\nclass Mine(petal.Tent):\n    pass\npetal.METHODS['mine'] = Mine\n"
+    text += f"open({str(tmp_path / 'times')!r}, 'a').write('x')\n"
+    plugin.write_text(text)
+    experiment = Experiment("digits", plugin=str(plugin))
+    try:
+        assert experiment.rows(["mine"])[0].method == "mine"
+        first = experiment.load_plugin()
+        assert first["methods"] == "mine"
+        assert (tmp_path / "times").read_text() == "x"
+        plugin.write_text(text + "# changed")
+        assert experiment.load_plugin()["sha256"] != first["sha256"]
+        assert (tmp_path / "times").read_text() == "xx"
+        METHODS.pop("mine")
+        assert "mine" in experiment.known_rows()
+    finally:
+        METHODS.pop("mine", None)
+
+
+class Reached(Exception):
+    pass
+
+
+@pytest.mark.parametrize("command", ["run", "demo", "tune", "sweep", "serve"])
+def test_all_commands_build_their_adapters_here(
+    command: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def reached(self: OpenExperiment, row: object, seed: int = 0) -> None:
+        raise Reached
+
+    monkeypatch.setattr(OpenExperiment, "plain_adapter", reached)
+    shutil.copytree(source, tmp_path / "source")
+    files = ["--weights", str(source / "network.safetensors"), "--posterior", str(source / "posterior.safetensors")]
+    arguments = {
+        "run": ["digits", *files, "--out", str(tmp_path / "run"), "-m", "bn"],
+        "demo": ["--out", str(tmp_path), "--images", "8"],
+        "tune": ["digits", *files, "--out", str(tmp_path / "tune.json")],
+        "sweep": ["digits", *files, "--out", str(tmp_path / "sweep"), "-m", "bn", "--sequential"],
+        "serve": ["--recipe", "digits", *files, "--folder", str(tmp_path / "serve")],
+    }[command]
+    if command == "serve":
+        pytest.importorskip("kserve")
+        monkeypatch.setattr("petal.serve.logs.configure", lambda level: None)
+    result = CliRunner().invoke(app, [command, *arguments])
+    assert isinstance(result.exception, Reached), result.output
