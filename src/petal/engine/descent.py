@@ -144,12 +144,10 @@ class FlatDescent(Descent):
             return
         self._link(rule)
         with torch.no_grad():
-            lists = [self.whole if operation.elementwise else self.weights for operation in rest]
-            prepared = [operation.prepare(weights) for operation, weights in zip(rest, lists, strict=True)]
+            prepared = self.prepare(rest)
             self._fused(rule, average, restore)
             if rest and bool(made):
-                for operation, weights, found in zip(rest, lists, prepared, strict=True):
-                    operation.apply_(weights, found)
+                self.apply(prepared)
 
     def _known(self, after: Sequence[After]) -> tuple[Ema | None, PutBack | None, list[After]]:
         """An average and a restore that come first, in this order, which the sweep does with the optimizer's step."""

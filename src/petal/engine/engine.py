@@ -68,7 +68,8 @@ class Engine:
         with self._algorithms(x):
             if self.low is not torch.float16:
                 return self._attempt(body, x)
-            random, declared, skipped = adapter.generator.get_state(), adapter.snapshot(), self.skips()
+            random, declared = adapter.generator.get_state(), adapter.snapshot()
+            skipped = None if self.descent is None else self.descent.skips_on_device.clone()
             answer = self._attempt(body, x)
             if self._range is not None and self._range.read():
                 return answer
@@ -84,9 +85,6 @@ class Engine:
     def network(self, module: nn.Module) -> FastNetwork:
         """A network of the adapter in its fast form."""
         return FastNetwork(self, module)
-
-    def changed(self) -> None:
-        """The weights were changed from outside: copies find that out by themselves."""
 
     # What its parts ask of it
 
@@ -126,11 +124,11 @@ class Engine:
             self.rooms.append(free)
         return free
 
-    def admit(self, x: Tensor | None = None) -> None:
+    def admit(self) -> None:
         """Refuse the batch if it is not finite. Called when work has been sent off, so that the device does not wait."""
         flag, self._finite = self._finite, None
         if flag is not None and not flag.read():
-            raise not_finite(self._images if x is None else x)
+            raise not_finite(self._batch)
 
     def maker(self, views: ViewSource) -> Callable[[Any], Tensor]:
         """What makes a view of its random numbers."""
@@ -145,10 +143,6 @@ class Engine:
         """The networks have run: from here the host may ask whether their results were finite."""
         if self.low is torch.float16:
             self._range = Flag(self.in_range)
-
-    def skips(self) -> Tensor | None:
-        """A copy of the counter of skipped updates."""
-        return None if self.descent is None else self.descent.skips_on_device.clone()
 
     def autocast(self, low: torch.dtype | None) -> AbstractContextManager[Any]:
         """Networks in here run in this precision, if one is given."""
@@ -189,12 +183,12 @@ class Engine:
 
     def _attempt(self, body: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if self.cuda:
-            self._images, self._finite = x, Flag(x.isfinite().all())
+            self._batch, self._finite = x, Flag(x.isfinite().all())
         self.in_range.fill_(True)
         self._range = None
         try:
             answer = body(x)
-            self.admit(x)
+            self.admit()
             if self._range is None:
                 self.note_range()
             return answer

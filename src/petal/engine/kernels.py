@@ -39,15 +39,9 @@ def _total_gradient(
 
 
 def total_gradient(
-    grad: Tensor,
-    parameter: Tensor,
-    mean: Tensor | None,
-    var: Tensor | None,
-    weight: float,
-    damping: float,
-    ok: Tensor,
+    grad: Tensor, parameter: Tensor, mean: Tensor | None, var: Tensor | None, weight: float, damping: float, ok: Tensor,
     unscale: Tensor | None,
-) -> None:
+) -> None:  # fmt: skip
     """`passes.total_gradient_`."""
     prior = mean is not None and var is not None and weight != 0
     count = grad.numel()
@@ -229,22 +223,10 @@ def _update(
 
 
 def update(
-    rule: Any,
-    grad: Tensor,
-    parameter: Tensor,
-    teacher: Tensor | None,
-    source: Tensor | None,
-    state: list[Tensor],
-    correction: Tensor,
-    ema: float,
-    threshold: Tensor | None,
-    uniform: Tensor | None,
-    probability: float,
-    ok: Tensor,
-    teacher_low: Tensor | None,
-    restored: Tensor,
-    rates: Tensor | None,
-) -> None:
+    rule: Any, grad: Tensor, parameter: Tensor, teacher: Tensor | None, source: Tensor | None, state: list[Tensor],
+    correction: Tensor, ema: float, threshold: Tensor | None, uniform: Tensor | None, probability: float, ok: Tensor,
+    teacher_low: Tensor | None, restored: Tensor, rates: Tensor | None,
+) -> None:  # fmt: skip
     """`passes.update_`."""
     none = grad  # a pointer for what is not read
     count = grad.numel()

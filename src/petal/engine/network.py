@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from petal.engine.networks import WithFeatures, with_stored_scales
+from petal.engine.networks import WithFeatures, last_layer, with_stored_scales
 from petal.engine.programs import Program, outputs
 from petal.engine.views import crew, made_together
 from petal.errors import InputError
@@ -40,6 +40,7 @@ class FastNetwork(Network):
         self.learns = any(p.requires_grad for p in module.parameters())
         self.borrows = follows and self.member.flat is not None and same_buffers(module, student.module)
         self.exact = module is adapter.model or (follows and not self.borrows)
+        self.last = ""                                              # the linear layer that is given the features
         self.programs: dict[tuple[Any, ...], Program] = {}
         self.callables: dict[tuple[Any, ...], Any] = {}
 
@@ -49,6 +50,13 @@ class FastNetwork(Network):
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What the last linear layer is given [N, D], and the logits [N, C]."""
+        if not self.last:
+            adapter = self.engine.adapter
+            state = adapter.snapshot()
+            self.last = last_layer(self.module, x)
+            adapter.rewind(state)
+            if self.borrows:
+                adapter.network(adapter.model).last = self.last  # type: ignore[attr-defined]
         features, logits = self._run(x, features=True)
         return features, logits
 
@@ -137,7 +145,7 @@ class FastNetwork(Network):
         if key not in self.callables:
             if compiled and not engine.cuda and not exact:
                 network = with_stored_scales(network)
-            found: Any = WithFeatures(network) if features else network
+            found: Any = WithFeatures(network, self.last) if features else network
             if compiled:
                 alike = getattr(engine.adapter, "sharing", None) is not None  # processes that round alike do not drift apart
                 found = engine.policy.compiler(found, inference=not exact, one_thread=one_thread, alike=alike)

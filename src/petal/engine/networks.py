@@ -98,17 +98,43 @@ def _with_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Modul
 
 
 class WithFeatures(nn.Module):
-    """A network that returns what its last linear layer is given, and then its logits."""
+    """A network that returns what its layer called `last` is given, and then its logits: without hooks, to be compiled."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self, network: nn.Module, last: str) -> None:
         super().__init__()
-        self.network = network
+        self.kept = _Kept(network.get_submodule(last))
+        memo: dict[int, object] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
+        self.network = deepcopy(network, memo | {id(self.kept.layer): self.kept})
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Features [N, D] and logits [N, C]."""
-        with Recorder(self.network) as recorder:
-            logits = self.network(x)
-            return recorder.taken(), logits
+        logits = self.network(x)
+        features, self.kept.features = self.kept.features, None
+        assert features is not None
+        return features, logits
+
+
+class _Kept(nn.Module):
+    """A layer, and what it was given."""
+
+    features: Tensor | None = None
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's output."""
+        self.features = x
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+def last_layer(network: nn.Module, x: Tensor) -> str:
+    """The name of the last linear layer to run on a batch."""
+    with torch.no_grad(), Recorder(network) as recorder:
+        network(x)
+        recorder.taken()
+    return next(name for name, layer in network.named_modules() if layer is recorder.last)
 
 
 class StoredScale(nn.BatchNorm2d):

@@ -68,15 +68,9 @@ class Rule:
 
 
 def total_gradient_(
-    grad: Tensor,
-    parameter: Tensor,
-    mean: Tensor | None,
-    var: Tensor | None,
-    weight: float,
-    damping: float,
-    ok: Tensor,
+    grad: Tensor, parameter: Tensor, mean: Tensor | None, var: Tensor | None, weight: float, damping: float, ok: Tensor,
     unscale: Tensor | None,
-) -> None:
+) -> None:  # fmt: skip
     """Sweep 1, in place on `grad`, which is first multiplied by `unscale` (one element), if there is one.
 
     `ok` (int32, one element) becomes 0 if a gradient is not finite.
@@ -101,22 +95,10 @@ def squared_quantile(grad: Tensor, q: float) -> Tensor:
 
 
 def update_(
-    rule: Rule,
-    grad: Tensor,
-    parameter: Tensor,
-    teacher: Tensor | None,
-    source: Tensor | None,
-    state: list[Tensor],
-    step: Tensor,
-    ema: float,
-    threshold: Tensor | None,
-    uniform: Tensor | None,
-    probability: float,
-    ok: Tensor,
-    teacher_low: Tensor | None,
-    restored: Tensor,
-    rates: Tensor | None = None,
-) -> None:
+    rule: Rule, grad: Tensor, parameter: Tensor, teacher: Tensor | None, source: Tensor | None, state: list[Tensor],
+    step: Tensor, ema: float, threshold: Tensor | None, uniform: Tensor | None, probability: float, ok: Tensor,
+    teacher_low: Tensor | None, restored: Tensor, rates: Tensor | None = None,
+) -> None:  # fmt: skip
     """Sweep 2, in place on parameter, teacher, optimizer state and step; nothing is written where ok is 0.
 
     `threshold` (from `squared_quantile`) restores by information, `uniform` numbers by `probability`. `restored` receives

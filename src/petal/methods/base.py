@@ -44,10 +44,6 @@ class Executor(Protocol):
         """A network of the adapter, in the form in which it runs here."""
         ...
 
-    def changed(self) -> None:
-        """The weights or the optimizer were changed from outside (reset, load): derived copies are stale."""
-        ...
-
 
 class Adapter(nn.Module):
     """A classifier that adapts to what it sees.
@@ -306,7 +302,6 @@ class Adapter(nn.Module):
                 given = state_dict.get(f"state.{name}")
                 setattr(self, name, None if given is None else given.to(self._device_of(name), copy=True))
         self.generator.set_state(state_dict["generator"].cpu())
-        self._changed()
         self.skipped = int(state_dict["skipped"])
 
     # What goes around a method uses these
@@ -342,7 +337,6 @@ class Adapter(nn.Module):
                 value.copy_(weights[key])
         if fresh and self.descent is not None:
             self.descent.optimizer = self._fresh_optimizer()
-        self._changed()
 
     def snapshot(self) -> dict[str, Tensor | None]:
         """Copies of the declared state and statistics, for `rewind`."""
@@ -400,11 +394,6 @@ class Adapter(nn.Module):
                 setattr(self, name, None if start is None else start.clone())
         if self.descent is not None:
             self.descent.optimizer = self._fresh_optimizer()
-        self._changed()
-
-    def _changed(self) -> None:
-        if self.executor is not None:
-            self.executor.changed()
 
     @contextmanager
     def _guarded(self, x: Tensor) -> Iterator[Tensor]:

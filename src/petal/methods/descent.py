@@ -216,13 +216,21 @@ class Descent:
     def update(self, after: Sequence[After]) -> None:
         """The optimizer's step and the operations."""
         with torch.no_grad():
-            lists = [self.whole if operation.elementwise else self.weights for operation in after]
-            prepared = [operation.prepare(weights) for operation, weights in zip(after, lists, strict=True)]
+            prepared = self.prepare(after)
             self.optimizer.step()
-            for operation, weights, found in zip(after, lists, prepared, strict=True):
-                count = operation.apply_(weights, found)
-                if count is not None:
-                    self.restored = count / sum(value.numel() for value in weights.values)
+            self.apply(prepared)
+
+    def prepare(self, after: Sequence[After]) -> list[tuple[After, Weights, Any]]:
+        """What operations have to know from before the optimizer's step, with the weights that they work on."""
+        lists = [self.whole if operation.elementwise else self.weights for operation in after]
+        return [(operation, weights, operation.prepare(weights)) for operation, weights in zip(after, lists, strict=True)]
+
+    def apply(self, prepared: Sequence[tuple[After, Weights, Any]]) -> None:
+        """The operations, after the optimizer's step."""
+        for operation, weights, found in prepared:
+            count = operation.apply_(weights, found)
+            if count is not None:
+                self.restored = count / sum(value.numel() for value in weights.values)
 
     @contextmanager
     def perturbed(self, loss: Tensor, radius: float, when: Tensor | bool = True) -> Iterator[None]:

@@ -66,7 +66,8 @@ class Recorder:
 
     def __init__(self, module: nn.Module) -> None:
         self.layers = [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
-        self.inputs: list[Tensor] = []
+        self.last: nn.Module | None = None
+        self.input: Tensor | None = None
 
     def __enter__(self) -> "Recorder":
         self.handles = [layer.register_forward_pre_hook(self._keep) for layer in self.layers]
@@ -77,13 +78,13 @@ class Recorder:
             handle.remove()
 
     def _keep(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self.inputs[:] = inputs[:1]
+        self.last, self.input = layer, inputs[0]
 
     def taken(self) -> Tensor:
         """The features; an InputError if no linear layer was run on a batch of vectors."""
-        if not self.inputs or self.inputs[0].dim() != 2:
+        if self.input is None or self.input.dim() != 2:
             raise InputError("features are what the last linear layer is given, and this network ends in none")
-        return self.inputs.pop()
+        return self.input
 
 
 class Sharing(Protocol):
