@@ -410,7 +410,6 @@ class Worker(threading.Thread):
         self.versions.put_back(self.adapter, version)
         self._alarms = len(getattr(self.adapter, "alarms", ()))
         self._moved_to(version)
-        self._snapshot_steps = self.steps
         return self._done(name, by, before=before)
 
     def _snapshot(self, by: str) -> dict[str, Any]:
