@@ -280,9 +280,9 @@ class TestAdaptingMethods:
             broken.copy_(kept)
         twin = MAKE[method](network(net))
         twin.load_state_dict(adapter.state_dict())
-        for seed in (4, 5):  # the gradients of the batch that was skipped are in no later step
-            assert torch.equal(adapter(images(seed=seed)), twin(images(seed=seed)))
-        assert same(adapter.state_dict(), twin.state_dict())
+        assert torch.equal(adapter(images(seed=4)), twin(images(seed=4)))
+        # the gradients of the batch that was skipped are in no later step
+        assert same(inner(adapter.state_dict()), inner(twin.state_dict()))  # a guard has seen answers that are not finite
         assert adapter.skipped == 1
 
     @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "fast", True])
