@@ -278,9 +278,12 @@ class TestAdaptingMethods:
         assert same(before, after)
         with torch.no_grad():
             broken.copy_(kept)
-        adapter(images(seed=4))
+        twin = MAKE[method](network(net))
+        twin.load_state_dict(adapter.state_dict())
+        assert torch.equal(adapter(images(seed=4)), twin(images(seed=4)))
+        # the gradients of the batch that was skipped are in no later step
+        assert same(inner(adapter.state_dict()), inner(twin.state_dict()))  # a guard has seen answers that are not finite
         assert adapter.skipped == 1
-        assert adapter.executor is not None or all(p.grad is None for p in adapter.adapted.values())
 
     @pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), "fast", True])
     def test_bad_learning_rate(self, method: str, net: str, value: object) -> None:

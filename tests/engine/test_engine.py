@@ -40,24 +40,112 @@ def make(kind: str, model: nn.Module, **options: object) -> petal.Adapter:
     return petal.METHODS[kind](model, **options)
 
 
-def compare(kind: str, net: str, policy: Policy, tolerance: float = 2e-4, **options: object) -> petal.Adapter:
-    plain = make(kind, network(net), **options)
-    fast = petal.accelerate(make(kind, network(net), **options), policy=copy.copy(policy))
-    for seed in range(5):
+GATES = ("open", "closed", "mixed")
+BATCHES = 5
+
+
+def gated(kind: str, net: str, gate: str) -> dict[str, object]:
+    """The option that opens the gate for all, for none, or for some: samples, or batches where a batch decides as one."""
+    if kind not in ("petal", "cotta") or gate == "open":
+        return {}
+    if gate == "closed":
+        return {"confidence": -1.0}
+    source = petal.BatchNorm(network(net)) if net == "batch-norm" else petal.Source(network(net))
+    sure = torch.stack([source(images(seed=seed)).softmax(1).amax(1) for seed in range(BATCHES)])
+    values = (sure.flatten() if kind == "petal" else sure.mean(1)).sort().values
+    inner = values[len(values) // 4 : len(values) - len(values) // 4]
+    widest = int(inner.diff().argmax())
+    assert inner.diff()[widest] > 1e-3, "rounding must not decide"
+    limit = float(inner[widest : widest + 2].mean())
+    low = (sure < limit).sum(1) if kind == "petal" else (sure.mean(1) < limit).sum()
+    assert bool(((low > 0) & (low < (sure.shape[1] if kind == "petal" else BATCHES))).all())
+    return {"confidence": limit}
+
+
+def apart(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state with a teacher that is not the student: while they are the same, the gradient is rounding noise."""
+    generator = torch.Generator().manual_seed(1)
+    return {
+        key: value + 0.2 * value.abs().mean() * torch.randn(value.shape, generator=generator)
+        if key.startswith("teacher.") else value
+        for key, value in state.items()
+    }  # fmt: skip
+
+
+def far(expected: Tensor, got: Tensor, start: Tensor | None = None, drawn: Tensor | None = None) -> int:
+    """How many numbers differ by more than a hundredth of what a number of this tensor moved by (root mean square).
+
+    Both paths round to float32 in another order: a gradient comes out with a relative error of some 1e-6, batch norm's in
+    channels-last with ten times that, and so do the moves made of it. A hundredth is a thousand times more, and a
+    hundredth of what any mistake in a rate, a decay or a mask would do. To it come four roundings of the largest weight:
+    that is what a sum of weight and move can lose. Left out are weights whose gradient (its squares are `drawn`) is 1e-5 of
+    the others' or less, such as the bias of attention's keys, which has none: Adam makes full steps of its rounding.
+    """
+    moved = expected if start is None else expected - start
+    limit = 0.01 * moved.square().mean().sqrt() + 2**-22 * expected.abs().max()
+    off = (expected - got).abs() > limit
+    return int((off if drawn is None else off & (drawn > 1e-10 * drawn.max())).sum())
+
+
+def strays(wanted: dict[str, Tensor], found: dict[str, Tensor], start: dict[str, Tensor]) -> int:
+    """Weights of the student that differ between two states; anything else that differs is an error, with its name."""
+    assert wanted.keys() == found.keys()
+    student = 0
+    for key, value in wanted.items():
+        which, _, name = key.partition(".")
+        drawn = wanted.get(f"optimizer.state.{name}.exp_avg_sq")
+        if which == "model":
+            student += far(value, found[key], start[key], drawn)
+        elif which == "teacher":
+            assert far(value, found[key], start[key], drawn) == 0, key
+        elif key.startswith("optimizer.state.") and not key.endswith(".step"):
+            assert far(value, found[key]) == 0, key
+        else:
+            assert torch.equal(value, found[key]), key          # random state, counters, and the optimizer's settings
+    return student
+
+
+def compare(
+    kind: str, net: str, policy: Policy, tolerance: float = 1e-4, gate: str = "open", **options: object
+) -> petal.Adapter:
+    """The engine against the plain code over some batches: answers, weights, optimizer, counters and random state.
+
+    With a tolerance above 1e-3 (views in low precision) weights and optimizer are compared in the mean only.
+    """
+    settings = gated(kind, net, gate) | options
+    plain = make(kind, network(net), **settings)
+    fast = petal.accelerate(make(kind, network(net), **settings), policy=copy.copy(policy))
+    start = apart(plain.state_dict())
+    plain.load_state_dict(start), fast.load_state_dict(start)
+    used = []
+    for seed in range(BATCHES):
         expected, got = plain(images(seed=seed)), fast(images(seed=seed))
         assert torch.allclose(expected, got, atol=tolerance), (seed, (expected - got).abs().max())
         assert plain.views_used == fast.views_used
-        assert abs(float(plain.restored) - float(fast.restored)) < 2e-3
-    for (name, a), (other, b) in zip(plain.model.named_parameters(), fast.model.named_parameters(), strict=True):
-        assert name == other
-        assert (a - b).abs().mean() < tolerance
-    assert plain.state_dict().keys() == fast.state_dict().keys()
+        assert abs(float(plain.restored) - float(fast.restored)) < 2e-3              # two weights of a thousand
+        assert (plain.skipped, fast.skipped) == (0, 0)
+        used.append(plain.views_used)
+        wanted, found = plain.state_dict(), fast.state_dict()
+        if tolerance > 1e-3:
+            assert wanted.keys() == found.keys()
+            assert all((v.double() - found[k].double()).abs().mean() < tolerance for k, v in wanted.items())
+            assert torch.equal(wanted["generator"], found["generator"])
+        elif student := strays(wanted, found, start):
+            # rounding has put two weights on another side of the restore's limit: both go on from the one state
+            assert float(plain.restored) > 0
+            assert student <= 2, student
+            fast.load_state_dict(wanted)
+    if kind in ("petal", "cotta") and plain.views:
+        assert set(used) == {"open": {True}, "closed": {False}}.get(gate, {True} if kind == "petal" else {True, False})
     return fast
 
 
-@pytest.mark.parametrize(("kind", "net"), SENSIBLE)
-def test_agrees_without_compilation(kind: str, net: str) -> None:
-    compare(kind, net, Policy())
+GATED = [(kind, net, gate) for kind, net in SENSIBLE for gate in (GATES if kind in ("petal", "cotta") else GATES[:1])]
+
+
+@pytest.mark.parametrize(("kind", "net", "gate"), GATED)
+def test_agrees_without_compilation(kind: str, net: str, gate: str) -> None:
+    compare(kind, net, Policy(), gate=gate)
 
 
 def repeats_bit_for_bit(policy: Policy) -> None:
@@ -69,8 +157,9 @@ def repeats_bit_for_bit(policy: Policy) -> None:
 
 @pytest.mark.parametrize("kind", ["petal", "tent"])
 def test_agrees_compiled(kind: str) -> None:
-    compare(kind, "batch-norm", COMPILED)
-    if kind == "petal":  # in the same test, because compiling takes long
+    for gate in GATES if kind == "petal" else GATES[:1]:  # in the same test, because compiling takes long
+        compare(kind, "batch-norm", COMPILED, gate=gate)
+    if kind == "petal":
         repeats_bit_for_bit(COMPILED)
 
 

@@ -337,7 +337,10 @@ def test_a_pull_reaches_what_an_engine_keeps() -> None:
     assert int(guard.optimizer.state_dict()["state"][0]["step"]) == guard.batches  # it was not made anew
     for name, parameter in guard.teacher.named_parameters():
         assert torch.allclose(parameter, (before[name] + start[name]) / 2, rtol=1e-3, atol=2e-3)  # but for a step
-    assert torch.equal(adapter.executor.teacher_low, adapter.executor.teacher.to(torch.bfloat16))
+    teacher = adapter.executor.member(guard.teacher)
+    assert not torch.equal(teacher.low_flat, teacher.flat.bfloat16())
+    teacher.in_low_precision(torch.bfloat16, adapted=True)              # as before the next batch
+    assert torch.equal(teacher.low_flat, teacher.flat.bfloat16())
 
 
 def test_a_runaway_is_seen_before_it_shows() -> None:

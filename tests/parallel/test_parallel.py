@@ -61,7 +61,7 @@ def test_the_cases_go_every_way(alone: dict[str, dict[str, Tensor]]) -> None:
 
 
 def test_trouble(tmp_path: Path) -> None:
-    """Small differences are evened out, great ones are an error, and so are another batch and a rank that dies."""
+    """Small differences are evened out; great ones, NaN, another batch and a rank that dies are errors."""
     (code, said), (other_code, _) = start("trouble", 2, tmp_path)
     assert (code, said, other_code) == (0, "", 3)
     found = torch.load(tmp_path / "rank-0.pt")
@@ -72,6 +72,9 @@ def test_trouble(tmp_path: Path) -> None:
     for little in (torch.load(tmp_path / f"little-{rank}.pt") for rank in range(2)):
         assert all(torch.equal(little[key], value) for key, value in adapter.state_dict().items())
     assert "the ranks' weights have gone apart" in found["a lot"]
+    assert "the ranks' weights have gone apart (their norms are " in found["no number"]
+    assert "nan" in found["no number"]
+    assert found["realigned in the end"] == 1
     assert "rank 1 is at batch 1 with 7 samples, and rank 0 at batch 1 with 8" in found["another batch"]
     assert found["lost"] == "rank 0 of 2 has lost another rank: it ended, or was silent for 60 seconds"
     assert found["as before"] is True

@@ -332,12 +332,18 @@ def test_checkpoints_come_by_themselves_and_a_full_disk_does_not_stop_service(
     def full(*_: Any) -> None:
         raise CheckpointError("the disk is full")
 
+    save = one.checkpoints.save
     monkeypatch.setattr(one.checkpoints, "save", full)
     written = one.checkpointed
     assert one.submit(images(4)).result(WAIT).adapted
     until(lambda: one.watch.metrics.checkpoint_failures._value.get() > 0)
     assert one.submit(images(4)).result(WAIT).adapted
     assert one.checkpointed == written
+    failures = one.watch.metrics.checkpoint_failures._value.get()
+    until(lambda: one.watch.metrics.checkpoint_failures._value.get() > failures + 1)     # it tries again by itself
+    monkeypatch.setattr(one.checkpoints, "save", save)
+    until(lambda: one.checkpointed > written)
+    assert worker(tmp_path).version == 3
 
 
 @pytest.mark.filterwarnings("default::petal.PetalWarning")

@@ -1,0 +1,23 @@
+"""How small the variance that `RecentNorm` divides by may become."""
+
+import pytest
+import torch
+from torch import nn
+
+from petal.norm import RecentNorm
+
+
+@pytest.mark.parametrize("variance", [0.5, 2.0])
+@pytest.mark.parametrize("value", [0.0, 3.0])
+def test_the_variance_is_at_least_a_twentieth_of_the_sources(variance: float, value: float) -> None:
+    """After many images of one value there is no variance left in what was seen."""
+    layer = nn.BatchNorm1d(1, eps=0.0).double().eval()
+    layer.running_var.fill_(variance)
+    norm = RecentNorm(layer, window=2, source=0.0, own=0.0)
+    for _ in range(60):
+        norm(torch.full((4, 1), value, dtype=torch.float64))
+        norm.learn(torch.tensor([0, 0, 1, 1]), 2)
+    x = torch.tensor([[value], [value + 1]], dtype=torch.float64)
+    below, above = norm(x).flatten().tolist()
+    assert below == pytest.approx(0.0, abs=1e-6)
+    assert above == pytest.approx((20 / variance) ** 0.5, rel=1e-6)
