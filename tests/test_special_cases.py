@@ -57,13 +57,14 @@ def test_fisher_restores_its_share_and_only_the_least_informative() -> None:
     model = network()
     adapter = petal.Petal(model, point_posterior(model), views=4, confidence=2, restore=petal.Fisher(0.25))
     grads: list[Tensor] = []
-    original = adapter.masks
+    original = adapter.restore.masks
 
-    def spy() -> list[Tensor] | None:
-        grads.extend(p.grad.clone() for p in adapter.adapted.values())
-        return original()
+    class Spy:
+        def masks(self, parameters: list[Tensor], generator: torch.Generator) -> list[Tensor]:
+            grads.extend(p.grad.clone() for p in parameters)
+            return original(parameters, generator)
 
-    adapter.masks = spy
+    adapter.restore = Spy()
     adapter(images())
     back = torch.cat([
         (p == s).flatten() for p, s in zip(adapter.model.parameters(), adapter.source.parameters(), strict=True)

@@ -321,10 +321,11 @@ def test_a_pull_reaches_what_an_engine_keeps() -> None:
     model = network()
     with torch.no_grad():
         list(model.parameters())[-2].mul_(100.0)                            # a source that is sure of itself is a judge
-    adapter = petal.Petal(model, petal.DiagonalGaussian.isotropic(model, std=0.1), views=0, restore=None)
+    q = petal.DiagonalGaussian.isotropic(model, std=0.1)
+    adapter = petal.Petal(model, q, views=1, confidence=2.0, augment=lambda x: x, restore=None)
     guard = petal.accelerate(Guard(adapter, every=1, pull=0.5, drift=0.0), policy=Policy(low=torch.bfloat16))
     start = guard.origin()
-    weights = {k: v.clone() for k, v in guard._weights().items()}
+    weights = {k: v.clone() for k, v in guard.weights().items()}
     for key, value in weights.items():
         if key.endswith(list(start)[-2]):
             value.mul_(0.02)                                                # the last layer: flatter

@@ -198,8 +198,9 @@ class Descent:
         learn = bool(when)
         if learn:
             loss.backward(inputs=list(self.parameters.values()))  # type: ignore[no-untyped-call]
-            for penalty in penalties:
-                penalty.add_(self.weights)
+            with torch.no_grad():
+                for penalty in penalties:
+                    penalty.add_(self.weights)
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         finite = learn and bool(F.all_finite([loss, *gradients]))
         if learn and not finite:
