@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 import petal
 from networks import NETWORKS, images, network
+from petal._threads import Crew
 from petal.cli.common import choose_device
 from petal.engine import Engine, Policy, keep_freed_memory, passes, policy_for
 from petal.engine.flat import Layout
 from petal.engine.networks import StoredScale, with_stored_scales
 from petal.engine.policy import best_algorithms
-from petal.engine.views import Crew
 from petal.sweep import jobs
 from test_golden import CASES, differences
 

@@ -11,7 +11,7 @@ goes back to the plain torch code of `petal.methods`, which is the reference tha
                 and batch norm's last part is another (`normalise`)
     parameters  flat buffers: prior, Fisher threshold, optimizer, average and restore in two sweeps (`passes`)
     views       on a GPU all of a batch's views in four kernels, and two or four at a time through the teacher; on a CPU
-                one a core, prediction included (`views`)
+                one per core, prediction included (`views`)
 """
 
 import logging
@@ -46,9 +46,10 @@ def policy_for(device: torch.device, batch_shape: Sequence[int] | None = None) -
             low=torch.float16, compile=True, shapes=shapes, inference_options=realize, measured_options=fusing(),
             view_streams=4,
         )  # fmt: skip
-    compiler = shutil.which("g++") or shutil.which("clang++")
+    able: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch do not tell
+    multiplies = able.get("avx512_bf16") or able.get("amx_bf16")  # without instructions for it bfloat16 is slower
     return Policy(
-        low_views=torch.bfloat16 if multiplies_bfloat16() else None, compile=compiler is not None,
+        low_views=torch.bfloat16 if multiplies else None, compile=bool(shutil.which("g++") or shutil.which("clang++")),
         compile_after=CPU_COMPILE_AFTER, shapes=shapes, view_threads=torch.get_num_threads(),
     )  # fmt: skip
 
@@ -63,38 +64,25 @@ def fusing() -> dict[str, object]:
     return {"post_grad_custom_post_pass": FuseConvolutions()}
 
 
-def multiplies_bfloat16() -> bool:
-    """Whether this CPU has instructions for products in bfloat16; without them they are slower than in float32."""
-    able: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions of torch do not tell
-    return bool(able.get("avx512_bf16") or able.get("amx_bf16"))
-
-
 def accelerate(
     adapter: A, engine: str = "auto", batch_shape: Sequence[int] | None = None, policy: Policy | None = None
 ) -> A:
     """Choose how an adapter's calls are executed: "auto" (fast for its device) or "eager" (plain torch). Returns it.
 
     `batch_shape` is the shape of the batches to come, if it is known: it is then compiled at once, and other shapes are
-    not. Otherwise a shape is compiled when it keeps coming. `policy` overrides the choices of "auto". Methods and networks
-    that have no fast form (float64, a method of the user's own) stay eager.
+    not. Otherwise a shape is compiled when it keeps coming. `policy` overrides the choices of "auto". Any method runs on it,
+    a subclass or one of the user's own too; a network in float64 stays eager.
     """
+    if engine not in ENGINES:
+        raise ConfigError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
     if isinstance(adapter, Wrapper):  # what goes around a method is plain code: the method inside is made fast
         accelerate(adapter.adapter, engine, adapter.inner_shape(batch_shape), policy)
         return adapter
-    if engine not in ENGINES:
-        raise ConfigError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
-    with torch.inference_mode(False):
-        return _accelerate(adapter, engine, policy or policy_for(adapter.device, batch_shape))
-
-
-def _accelerate(adapter: A, engine: str, policy: Policy) -> A:
-    if engine == "eager":
-        adapter.execute_with(None)
-    elif adapter.dtype != torch.float32:
+    fast = engine == "auto" and adapter.dtype == torch.float32
+    if engine == "auto" and not fast:
         log.info("a network in %s runs eager", adapter.dtype)
-        adapter.execute_with(None)
-    else:
-        adapter.execute_with(Engine(adapter, policy))
+    with torch.inference_mode(False):
+        adapter.execute_with(Engine(adapter, policy or policy_for(adapter.device, batch_shape)) if fast else None)
     return adapter
 
 

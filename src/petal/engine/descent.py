@@ -4,7 +4,7 @@ It computes what `petal.methods.descent` does. On a GPU nothing waits for the ho
 and a counter on the device goes up. What the sweeps do not know runs its plain code over the same flat tensors.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -216,9 +216,3 @@ class FlatDescent(Descent):
         for name, parameter in self.parameters.items():
             entry: dict[str, Any] = {"step": self.step} if rule.kind == "adam" else {}
             self.optimizer.state[parameter] = entry | {k: v[name] for k, v in zip(rule.state_names, views, strict=True)}
-
-
-def same_memory(values: Mapping[str, Tensor], views: Mapping[str, Tensor]) -> bool:
-    """True if the tensors of a mapping are the views of a flat tensor themselves."""
-    pairs = [(values[name], view) for name, view in views.items()]
-    return all(value.data_ptr() == view.data_ptr() and value.dtype == view.dtype for value, view in pairs)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from petal.augment import Views
-from petal.engine.descent import FlatDescent, same_memory
+from petal.engine.descent import FlatDescent
 from petal.engine.flat import Layout
 from petal.engine.network import FastNetwork
 from petal.engine.networks import Member, prefers_channels_last
@@ -200,9 +200,9 @@ class Engine:
         """The flat tensor that these are views of, if there is one, or a new one."""
         first = values[self.layout.names[0]]
         base = first._base if first._base is not None else first
-        known = [member.flat for member in self._members.values() if member.flat is not None]
-        for flat in [*known, base]:
-            if flat.shape == (self.layout.size,) and same_memory(values, self.layout.views(flat)):
+        known = [flat for flat in (*(m.flat for m in self._members.values()), base) if flat is not None]
+        for flat in [flat for flat in known if flat.shape == (self.layout.size,) and flat.dtype == first.dtype]:
+            if all(values[name].data_ptr() == view.data_ptr() for name, view in self.layout.views(flat).items()):
                 return flat
         return self.layout.pack({name: values[name].detach() for name in self.layout.names})
 

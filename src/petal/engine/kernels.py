@@ -285,16 +285,19 @@ def _colour(r, g, b, op, factor, mean):
 
 
 @triton.jit
+def _pixels(base, inside, pixels):
+    r, g = tl.load(base, inside, other=0.0), tl.load(base + pixels, inside, other=0.0)
+    return _unit(r), _unit(g), _unit(tl.load(base + 2 * pixels, inside, other=0.0))
+
+
+@triton.jit
 def _view_grays(x, order, factors, means, images, rows, pixels, BLOCK: tl.constexpr):
     """Mean grey of every image of every view at the moment its contrast is changed."""
     view, image = tl.program_id(0) // images, tl.program_id(0) % images
     row = view * rows + (image if rows > 1 else 0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < pixels
-    base = x + image * 3 * pixels + at
-    r = _unit(tl.load(base, inside, other=0.0))
-    g = _unit(tl.load(base + pixels, inside, other=0.0))
-    b = _unit(tl.load(base + 2 * pixels, inside, other=0.0))
+    r, g, b = _pixels(x + image * 3 * pixels + at, inside, pixels)
     waiting = 1
     for slot in tl.static_range(5):
         op = tl.load(order + view * 5 + slot)
@@ -313,10 +316,7 @@ def _view_colours(x, order, factors, means, out, images, rows, pixels, BLOCK: tl
     row = view * rows + (image if rows > 1 else 0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < pixels
-    base = x + image * 3 * pixels + at
-    r = _unit(tl.load(base, inside, other=0.0))
-    g = _unit(tl.load(base + pixels, inside, other=0.0))
-    b = _unit(tl.load(base + 2 * pixels, inside, other=0.0))
+    r, g, b = _pixels(x + image * 3 * pixels + at, inside, pixels)
     mean = tl.load(means + tl.program_id(0))
     for slot in tl.static_range(5):
         op = tl.load(order + view * 5 + slot)

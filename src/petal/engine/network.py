@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from petal._threads import crew
 from petal.engine.networks import WithFeatures, last_layer, with_stored_scales
-from petal.engine.programs import Program, outputs
-from petal.engine.views import crew, made_together
+from petal.engine.programs import Program
+from petal.engine.views import made_together
 from petal.errors import InputError
-from petal.methods.network import Network, ViewSource
+from petal.methods.network import Network, ViewSource, logits_of, outputs_of
 
 if TYPE_CHECKING:
     from petal.engine.engine import Engine
@@ -92,7 +93,7 @@ class FastNetwork(Network):
             return program.run_to_learn(x) if learns else tuple(tensor.clone() for tensor in program.run([x])[0])
         network = self._callable(True, features, engine.due(x.shape))
         with torch.set_grad_enabled(self.learns):
-            found = outputs(network, engine.empty_like(x).copy_(x), engine.adapter.dtype)
+            found = outputs_of(network, engine.empty_like(x).copy_(x))
         return found if learns else tuple(tensor.detach() for tensor in found)
 
     def _tried(self, body: Callable[[], Any]) -> Any:
@@ -194,7 +195,7 @@ class FastNetwork(Network):
                 return views.x
             view = make(drawn)
             with engine.autocast(low):
-                return outputs(network, engine.empty_like(view).copy_(view), engine.adapter.dtype)[-1]
+                return logits_of(network, engine.empty_like(view).copy_(view)).to(engine.adapter.dtype)
 
         threads, alone = crew(engine.policy.view_threads), compiled and network not in engine.warm
         made = threads.work(lambda: (next(numbers), views.draw()), predict, views.count, alone=alone)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from petal.engine.flat import Layout
-from petal.methods.network import Recorder
+from petal.methods.network import Features, Recorder
 
 
 def matrix_weights(network: nn.Module) -> set[str]:
@@ -106,12 +106,12 @@ class WithFeatures(nn.Module):
         memo: dict[int, object] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
         self.network = deepcopy(network, memo | {id(self.kept.layer): self.kept})
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor) -> Features:
         """Features [N, D] and logits [N, C]."""
         logits = self.network(x)
         features, self.kept.features = self.kept.features, None
         assert features is not None
-        return features, logits
+        return Features(features, logits)
 
 
 class _Kept(nn.Module):
@@ -134,7 +134,7 @@ def last_layer(network: nn.Module, x: Tensor) -> str:
     with torch.no_grad(), Recorder(network) as recorder:
         network(x)
         recorder.taken()
-    return next(name for name, layer in network.named_modules() if layer is recorder.last)
+    return {layer: name for name, layer in network.named_modules()}[recorder.last]  # type: ignore[index]
 
 
 class StoredScale(nn.BatchNorm2d):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from petal.engine.policy import record, side_stream, side_streams, warm_up
-from petal.methods.network import logits_of
+from petal.methods.network import outputs_of
 
 if TYPE_CHECKING:
     from petal.engine.engine import Engine
@@ -94,7 +94,7 @@ class Program:
 
     def _result(self, x: Tensor) -> tuple[Tensor, ...]:
         with torch.set_grad_enabled(self.learns), self.engine.autocast(self.low):
-            return outputs(self.network, x, self.dtype)
+            return tuple(tensor.to(self.dtype) for tensor in outputs_of(self.network, x))
 
     def _backward(self) -> None:
         inputs = list(self.engine.adapter.adapted.values())
@@ -126,20 +126,6 @@ class Program:
             self.records, self.replay, self.replay_back = False, None, None
         for buffer, value in buffers:
             buffer.copy_(value)
-
-
-def outputs(network: Any, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """What a network returns, checked: logits, or features and logits."""
-    found: Any = None
-
-    def last(x: Tensor) -> Any:
-        nonlocal found
-        found = network(x)
-        return found[-1] if isinstance(found, tuple) and len(found) == 2 else found
-
-    logits = logits_of(last, x)
-    every = found if isinstance(found, tuple) else (logits,)
-    return tuple(tensor.to(dtype) for tensor in every)
 
 
 class _Through(torch.autograd.Function):

@@ -1,11 +1,6 @@
 """The views of a batch: on a GPU several at a time and without the host, on a CPU one a core."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from functools import lru_cache
-from threading import Barrier, Lock
-from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +10,6 @@ from petal.augment import KERNEL, Parts, Views, brightness, contrast, finish, ga
 from petal.engine.passes import kernels_for
 from petal.engine.policy import Policy
 from petal.methods.network import ViewSource
-
-Drawn = TypeVar("Drawn")
 
 LIMIT = 1 << 26  # elements of one group of views: 256 MiB
 
@@ -104,7 +97,7 @@ def _contrast(x: Tensor, factor: Tensor) -> Tensor:
     return (x * factor + gray(x).mean(2, keepdim=True) * (1 - factor)).clamp_(0, 1)
 
 
-def _blurred_down(x: Tensor, weights: Tensor) -> Tensor:
+def _blurred_down(x: Tensor, weights: Tensor) -> Tensor:  # a function each: the compiler counts recompilations by function
     return _blurred(x, weights, 1)
 
 
@@ -128,70 +121,7 @@ def make_views(views: Views, x: Tensor, uniform: Tensor, noise: Tensor) -> Itera
         return (views.apply(x, u, n) for u, n in zip(uniform, noise, strict=True))
     count, rows = uniform.shape[:2]
     flat = uniform.flatten(0, 1)
-    return kernels.make_views(  # type: ignore[no-any-return]
-        x,
-        uniform[:, 0, :5].argsort(1),
-        views.factors(flat).view(count, rows, 5),
-        views.affine(flat, x.shape[-2:]).view(count, rows, 6),
-        views.blur_weights(flat).view(count, rows, -1),
-        noise,
-        views.noise,
-    )
-
-
-class Crew:
-    """Threads that take whole views, each on a core of its own.
-
-    An operation shared out over the cores makes them wait for each other many times in a view, and leaves all but one idle
-    in what cannot be shared out, such as drawing noise. Whole views have none of that.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        threads, started = torch.get_num_threads(), Barrier(size + 1)
-
-        def begin() -> None:
-            torch.set_num_threads(1)  # of this thread, and of those to come: the latter is undone below
-            started.wait()
-
-        self.pool = ThreadPoolExecutor(size, "petal-views", begin)
-        for _ in range(size):
-            self.pool.submit(lambda: None)
-        started.wait()
-        torch.set_num_threads(threads)
-
-    def work(
-        self, draw: Callable[[], Drawn], make: Callable[[Drawn], Tensor], count: int, alone: bool = False
-    ) -> list[Tensor]:
-        """`make` of `count` draws. The draws are made one after the other, and the results come in their order.
-
-        With `alone`, one thread does it all: while one compiles, no other may call what is compiled.
-        """
-        results: dict[int, Tensor] = {}
-        numbers, turn = iter(range(count)), Lock()
-
-        def member() -> None:
-            while True:
-                with turn:
-                    number = next(numbers, None)
-                    if number is None:
-                        return
-                    drawn = draw()
-                with torch.no_grad():
-                    results[number] = make(drawn)
-
-        members = [self.pool.submit(member) for _ in range(1 if alone else self.size)]
-        wait(members)
-        for done in members:
-            done.result()
-        return [results[number] for number in range(count)]
-
-
-def crew(size: int) -> Crew:
-    """The one crew of that size in this process."""
-    return _crew(size, os.getpid())
-
-
-@lru_cache
-def _crew(size: int, process: int) -> Crew:  # a fork has none of the threads
-    return Crew(size)
+    factors, affine = views.factors(flat).view(count, rows, 5), views.affine(flat, x.shape[-2:]).view(count, rows, 6)
+    taps = views.blur_weights(flat).view(count, rows, -1)
+    made: Tensor = kernels.make_views(x, uniform[:, 0, :5].argsort(1), factors, affine, taps, noise, views.noise)
+    return made

@@ -6,7 +6,7 @@
 import inspect
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -44,21 +44,30 @@ class Network:
 
 def logits_of(module: Any, x: Tensor) -> Tensor:
     """Logits [N, C]; an input that the network cannot take is an InputError."""
+    return outputs_of(module, x)[-1]
+
+
+def outputs_of(module: Any, x: Tensor) -> tuple[Tensor, ...]:
+    """Logits [N, C] alone or after features, checked."""
     try:
-        logits = module(x)
+        found = module(x)
     except Exception as error:
         if type(error) in (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
             raise InputError(f"the network cannot take a batch of shape {list(x.shape)}: {error}") from error
         raise
-    check_logits(logits, x)
-    return logits  # type: ignore[no-any-return]
-
-
-def check_logits(logits: Any, x: Tensor) -> None:
-    """Raise an InputError unless these are logits [N, C] of the batch."""
+    every: tuple[Tensor, ...] = found if isinstance(found, Features) else (found,)
+    logits = every[-1]
     if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[0] != x.shape[0]:
         shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise InputError(f"a classifier returns logits [N, classes]; for {list(x.shape)} this one returned {shape}")
+    return every
+
+
+class Features(NamedTuple):
+    """What the last linear layer is given [N, D], and the logits [N, C]."""
+
+    features: Tensor
+    logits: Tensor
 
 
 class Recorder:
