@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test soak lint docs clean
+.PHONY: help demo test test-gpu soak lint docs clean
 
 help:            ## list these targets
-	@grep -E '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -24,6 +24,9 @@ lint: $(STAMP)   ## style, types and layers
 
 test: lint       ## all checks and tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 3 --dist worksteal
+
+test-gpu: $(STAMP) ## the tests that need a CUDA device; the core's dependencies and pytest are enough for them
+	$(BIN)/pytest -m gpu
 
 soak: $(STAMP)   ## the long tests: kills at random times, memory over many steps
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m soak

@@ -134,7 +134,8 @@ def last_layer(network: nn.Module, x: Tensor) -> str:
     with torch.no_grad(), Recorder(network) as recorder:
         network(x)
         recorder.taken()
-    return {layer: name for name, layer in network.named_modules()}[recorder.last]  # type: ignore[index]
+    names = {layer: name for name, layer in network.named_modules()}
+    return names[recorder.last] if recorder.last is not None else ""
 
 
 class StoredScale(nn.BatchNorm2d):
