@@ -31,8 +31,9 @@ test-gpu: $(STAMP) ## the tests that need a CUDA device; the core's dependencies
 soak: $(STAMP)   ## the long tests: kills at random times, memory over many steps
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m soak
 
-docs: $(STAMP)   ## the reference page, from the docstrings
+docs: $(STAMP)   ## the reference pages, from docstrings and cards
 	$(BIN)/python tools/make_api.py
+	$(BIN)/python tools/make_methods.py
 
 clean:           ## remove what the targets above made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

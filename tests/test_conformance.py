@@ -36,7 +36,7 @@ WRAPPED: dict[str, Callable[..., petal.Adapter]] = {  # what goes around a metho
         petal.SmallBatch(_petal(model, **options), memory=16, every=12), every=5, window=60
     ),
 }
-MAKE |= WRAPPED
+MAKE |= {name: kind for name, kind in petal.METHODS.items() if name not in MAKE} | WRAPPED
 SENSIBLE = [(m, n) for m in petal.METHODS for n in NETWORKS if not (m == "bn" and n != "batch-norm")]
 SENSIBLE += [(w, n) for w in WRAPPED for n in ("batch-norm", "group-norm")]
 ADAPTING = [(m, n) for m, n in SENSIBLE if m not in ("source", "bn") and "small" not in m]  # it learns at its own pace

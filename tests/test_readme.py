@@ -1,7 +1,10 @@
 """What the README shows works as it stands."""
 
+import importlib.util
 import re
 from pathlib import Path
+
+import pytest
 
 import petal
 
@@ -18,13 +21,12 @@ def test_the_example_runs() -> None:
     assert ((answer.probability > 0) & (answer.probability <= 1)).all()
 
 
-def test_the_api_page_is_current(tmp_path: Path) -> None:
-    import importlib.util
-
-    script = README.parent / "tools" / "make_api.py"
-    spec = importlib.util.spec_from_file_location("make_api", script)
+@pytest.mark.parametrize("page", ["api", "methods"])
+def test_a_reference_page_is_current(page: str, tmp_path: Path) -> None:
+    script = README.parent / "tools" / f"make_{page}.py"
+    spec = importlib.util.spec_from_file_location(script.stem, script)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    current, module.PAGE = module.PAGE.read_text(), tmp_path / "api.md"
+    current, module.PAGE = module.PAGE.read_text(), tmp_path / "page.md"
     module.main()
     assert module.PAGE.read_text() == current, "run `make docs`"

@@ -4,13 +4,14 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from petal.errors import ConfigError
+from petal.methods.card import Card
 from petal.methods.descent import Descent
 from petal.methods.inputs import check_batch, check_number
 from petal.methods.network import Network, logits_of
@@ -58,6 +59,8 @@ class Adapter(nn.Module):
     `self.generator` is the only source of randomness.
     """
 
+    card: ClassVar[Card | None] = None      # what tables and `petal methods` say of the method
+
     model: nn.Module
 
     def __init__(
@@ -97,6 +100,7 @@ class Adapter(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls.card = vars(cls).get("card")    # a class derived from a method is another method
         if "_weights" in vars(cls):
             text = f"{cls.__name__}._weights: name what changes in register_network and register_state instead"
             warnings.warn(text, DeprecationWarning, stacklevel=2)

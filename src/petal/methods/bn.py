@@ -4,11 +4,17 @@ from torch import Tensor, nn
 
 from petal.errors import ConfigError
 from petal.methods.base import Adapter
+from petal.methods.card import Card
 from petal.norm import batch_norms
 
 
 class BatchNorm(Adapter):
     """Predicts with batch statistics in every batch-norm layer; no parameter changes."""
+
+    card = Card(
+        title="BN Adapt", year=2020, adapts="statistics of batch norm", needs=("batch norm",), random=False,
+        paper="Schneider et al., Improving robustness against common corruptions by covariate shift adaptation, 2020",
+    )  # fmt: skip
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model, batch_statistics=True)

@@ -5,12 +5,18 @@ from torch import nn
 
 from petal.augment import Augment
 from petal.methods.base import OptimizerFactory
+from petal.methods.card import Card
 from petal.methods.mean_teacher import MeanTeacher
 from petal.restore import Restore, Stochastic
 
 
 class CoTTA(MeanTeacher):
     """PETAL without its prior, as a special case; defaults are those of CoTTA's released code for CIFAR-10."""
+
+    card = Card(
+        title="CoTTA", year=2022, adapts="all weights",
+        paper="Wang et al., Continual test-time domain adaptation, CVPR 2022",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -6,6 +6,7 @@ from torch import nn
 from petal.augment import Augment
 from petal.errors import ConfigError
 from petal.methods.base import OptimizerFactory
+from petal.methods.card import Card
 from petal.methods.descent import Gaussian, Penalty
 from petal.methods.inputs import check_number
 from petal.methods.mean_teacher import MeanTeacher
@@ -22,6 +23,11 @@ class Petal(MeanTeacher):
     While the gate has never opened, teacher and student are the same network: the gradient of the consistency loss is
     then rounding noise, of which Adam makes full steps.
     """
+
+    card = Card(
+        title="PETAL", year=2023, adapts="all weights", needs=("posterior",),
+        paper="Brahma and Rai, A probabilistic framework for lifelong test-time adaptation, CVPR 2023",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -3,10 +3,16 @@
 from torch import Tensor, nn
 
 from petal.methods.base import Adapter
+from petal.methods.card import Card
 
 
 class Source(Adapter):
     """Predicts with the network as it is, by its own running statistics."""
+
+    card = Card(
+        title="Source", paper="The network as it was trained", year=2019, adapts="nothing", small_batches=True,
+        correlated_labels=True, random=False,
+    )  # fmt: skip
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model, batch_statistics=False)

@@ -14,6 +14,7 @@ from typing import Any
 from petal.errors import ConfigError
 from petal.guard import Guard
 from petal.methods import METHODS, Adapter, Petal, SmallBatch, Wrapper
+from petal.recipes.field import field
 from petal.recipes.names import unknown
 from petal.recipes.published import Recipe
 from petal.recipes.row import Row
@@ -27,7 +28,7 @@ __all__ = ["FIDELITIES", "TABLE_1", "WRAPPERS", "Row", "load_plugin", "pick_rows
 
 
 def rows(recipe: Recipe, fidelity: str = "official") -> dict[str, Row]:
-    """Every row there is, by name: those of the paper, its ablations, and one for each method that was added.
+    """Every row there is, by name: those of the paper, its ablations, and one for each further method.
 
     `official` is the released code (one decision per batch, mean of logits), `paper` the text (one per sample, mean of
     probabilities). CoTTA follows along: it is PETAL without the prior.
@@ -66,10 +67,11 @@ def rows(recipe: Recipe, fidelity: str = "official") -> dict[str, Row]:
         Row("petal-none", "PETAL (no restore)", "petal", {**petal, "restore": None}, own),
         Row("petal-sres-0.03", "PETAL (S-Res, 0.03)", "petal", {**petal, "restore": Stochastic(0.03)}, own),
     ]
-    out = {row.name: row for row in known}
+    out = {row.name: row for row in [*known, *field(recipe)]}
     for name, method in METHODS.items():
         if name not in out:
-            out[name] = Row(name, name, name, random="seed" in inspect.signature(method.__init__).parameters)
+            title = name if method.card is None else method.card.title
+            out[name] = Row(name, title, name, random="seed" in inspect.signature(method.__init__).parameters)
     return out
 
 
