@@ -4,16 +4,27 @@ from petal import data, models
 from petal._version import __version__
 from petal.augment import Views
 from petal.checkpoint import Checkpoints, load, save
+from petal.collect import collect_statistics
 from petal.corruptions import CORRUPTIONS, VALIDATION_CORRUPTIONS, corrupt
 from petal.data import open_dataset, streams
 from petal.engine import accelerate
-from petal.errors import ConfigError, DataError, InputError, ModelError, PetalError, PetalWarning, PosteriorError
+from petal.errors import (
+    ConfigError,
+    DataError,
+    InputError,
+    ModelError,
+    PetalError,
+    PetalWarning,
+    PosteriorError,
+    StatisticsError,
+)
 from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
 from petal.guard import Alarm, Guard
 from petal.methods import METHODS, Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, SmallBatch, Source, Tent
 from petal.parallel import ParallelError, parallelize
 from petal.posterior import DiagonalGaussian
 from petal.restore import Fisher, Stochastic
+from petal.statistics import SourceStatistics
 from petal.swag import fit_swag
 
 __all__ = [
@@ -44,11 +55,14 @@ __all__ = [
     "Scores",
     "SmallBatch",
     "Source",
+    "SourceStatistics",
+    "StatisticsError",
     "Stochastic",
     "Tent",
     "Views",
     "__version__",
     "accelerate",
+    "collect_statistics",
     "corrupt",
     "data",
     "evaluate",

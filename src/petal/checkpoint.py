@@ -32,6 +32,7 @@ from petal._random import random_state, set_random_state
 from petal._version import __version__
 from petal.errors import ConfigError, PetalError, PetalWarning
 from petal.methods import Adapter
+from petal.statistics import SourceStatistics
 
 FORMAT = "petal-checkpoint-1"
 
@@ -50,7 +51,7 @@ _fingerprints: WeakKeyDictionary[Adapter, str] = WeakKeyDictionary()
 
 
 def fingerprint(adapter: Adapter) -> str:
-    """A hash of what the adapter started from and never changes: source weights, buffers, posterior.
+    """A hash of what the adapter started from and never changes: source weights, buffers, posterior, source statistics.
 
     >>> from petal import Source
     >>> model = torch.nn.Linear(2, 2)
@@ -378,6 +379,9 @@ def _source_tensors(adapter: Adapter) -> dict[str, Tensor]:
     if posterior is not None:
         tensors |= {f"var.{k}": v for k, v in posterior.var.items()}
         tensors["damping"] = torch.tensor(posterior.damping, dtype=torch.float64)
+    statistics = getattr(adapter, "statistics", None)
+    if isinstance(statistics, SourceStatistics):
+        tensors |= {f"statistics.{k}": v for k, v in statistics.tensors().items()}
     return tensors
 
 
@@ -401,7 +405,7 @@ def _check_belongs(
     if wrong:
         raise CheckpointError(f"{path} is a checkpoint of another network: {'; '.join(wrong[:5])}")
     if about["source"] != fingerprint(adapter):
-        what = "weights or posterior" if hasattr(_layers(adapter)[-1], "posterior") else "weights"
+        what = " or ".join(["weights", *(k for k in ("posterior", "statistics") if hasattr(_layers(adapter)[-1], k))])
         raise CheckpointError(
             f"{path} belongs to other source {what} (fingerprint {about['source'][:12]}, this adapter's is "
             f"{fingerprint(adapter)[:12]}): give the ones it was started with"

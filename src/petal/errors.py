@@ -16,6 +16,10 @@ class PosteriorError(PetalError, ValueError):
     """A posterior that does not fit itself, its file or the network it is used with."""
 
 
+class StatisticsError(PetalError, ValueError):
+    """Source statistics that do not fit themselves, their file or the network they are used with."""
+
+
 class DataError(PetalError, ValueError):
     """A dataset, stream or corruption that cannot be read or made as asked."""
 

@@ -5,8 +5,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from petal import DiagonalGaussian, PetalError, models
+from petal import DiagonalGaussian, PetalError, SourceStatistics, models, open_dataset
 from petal.cli.fit import fit
+from petal.recipes.provenance import file_hash
 
 app = typer.Typer()
 app.command()(fit)
@@ -27,9 +28,16 @@ def test_from_scratch_then_from_weights(tmp_path: Path) -> None:
     DiagonalGaussian.load(tmp_path / "posterior.safetensors").check(model)
     more = tmp_path / "more"
     weights = tmp_path / "network.safetensors"
-    out = call("--recipe", "digits", "--weights", weights, "--swag-epochs", 1, "--swag-snapshots", 4, "--out", more)
+    out = call("--recipe", "digits", "--weights", weights, "--swag-epochs", 1, "--swag-snapshots", 4, "--out", more,
+               "--collect", "prototypes,fisher")  # fmt: skip
+    statistics = SourceStatistics.load(more / "statistics.safetensors")
+    statistics.check(model, "prototypes", "fisher")
+    assert int(statistics.counts.sum()) == len(open_dataset("digits:train"))
     assert "trained" not in out
+    assert str(more / "statistics.safetensors") in out.replace("\n", "")
     about = json.loads((more / "fit.json").read_text())
+    assert about["statistics"]["sha256"] == file_hash(more / "statistics.safetensors")
+    assert not (tmp_path / "statistics.safetensors").exists()
     assert about["weights"]["path"] == str(weights)
     assert about["settings"]["swag_snapshots"] == 4
     assert about["settings"]["epochs"] == 0
@@ -42,6 +50,7 @@ def test_from_scratch_then_from_weights(tmp_path: Path) -> None:
         (["--network", "small"], "--data"),
         (["--recipe", "cifar11"], "did you mean"),
         (["--recipe", "cifar10"], "--data"),
+        (["--recipe", "digits", "--collect", "prototypes,mean"], "collect must be one of"),
         (["--network", "smal", "--data", "digits"], "did you mean small"),
     ],
 )

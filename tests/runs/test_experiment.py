@@ -6,10 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from typer.testing import CliRunner
 
-from petal import METHODS, ConfigError, models
+from petal import METHODS, ConfigError, Source, SourceStatistics, collect_statistics, models
+from petal.checkpoint import fingerprint
 from petal.cli import app
+from petal.recipes.provenance import described
+from petal.recipes.row import Row
 from petal.runs import Experiment, OpenExperiment, make_manifest, open_run
 from runs.parts import changed, job, known, opened
 
@@ -20,6 +24,48 @@ def test_posterior_and_severity_are_asked_for_by_name(source: Path) -> None:
         replace(o, posterior=None).adapter(known()["petal"], 0)
     with pytest.raises(ConfigError, match="leave the severity out"):
         Experiment("cifar10-gradual", severity=3)
+
+
+def test_statistics_go_to_methods_that_take_them(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Needs(Source):
+        def __init__(self, model: nn.Module, statistics: SourceStatistics) -> None:
+            super().__init__(model)
+            statistics.check(model, "fisher")
+            self.statistics = statistics
+
+    class MayHave(Source):
+        def __init__(self, model: nn.Module, statistics: SourceStatistics | None = None) -> None:
+            super().__init__(model)
+            self.statistics = statistics
+
+    monkeypatch.setitem(METHODS, "needs", Needs)
+    monkeypatch.setitem(METHODS, "may-have", MayHave)
+    o, path = opened(source), tmp_path / "statistics.safetensors"
+    with pytest.raises(ConfigError, match="needs needs source statistics: make them with `petal fit --collect"):
+        o.adapter(Row("needs", "needs", "needs"))
+    assert o.adapter(Row("may-have", "may-have", "may-have")).statistics is None
+    collect_statistics(o.model, [o.images.batch(range(32))]).save(path)
+    experiment = replace(o.experiment, weights=str(source / "network.safetensors"), statistics=str(path))
+    with_them = experiment.open(torch.device("cpu"))
+    for name in ("needs", "may-have"):
+        adapter = with_them.adapter(Row(name, name, name))
+        assert adapter.statistics.tensors().keys() == SourceStatistics.load(path).tensors().keys()
+    manifest = make_manifest(with_them, [job("bn")])
+    assert manifest["statistics"] == described(path)
+    open_run(tmp_path / "run", manifest)
+    other = collect_statistics(o.model, [o.images.batch(range(16))])
+    other.save(path)
+    with pytest.raises(ConfigError, match="statistics was"):
+        open_run(tmp_path / "run", make_manifest(with_them, [job("bn")]))
+    assert "statistics" not in make_manifest(o, [job("bn")])
+    assert fingerprint(adapter) != fingerprint(replace(o, statistics=other).adapter(Row("needs", "needs", "needs")))
+
+
+def test_a_built_in_recipe_collects_its_statistics(source: Path, tmp_path: Path) -> None:
+    for name in ("network.safetensors", "posterior.safetensors", "fit.json"):
+        shutil.copy(source / name, tmp_path)
+    found = Experiment("digits").with_source(tmp_path, torch.device("cpu"))
+    SourceStatistics.load(found.statistics).check(found.source_network(), "prototypes", "fisher")
 
 
 def test_labels_in_runs(source: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`petal fit`: a source network and its posterior."""
+"""`petal fit`: a source network, its posterior and its source statistics."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,14 +8,16 @@ import typer
 from rich.console import Console
 
 from petal import models
-from petal.cli.common import choose_device
+from petal.cli.common import choose_device, words
 from petal.cli.options import Device, Quiet, fit_bars, options_of, shown_warnings
 from petal.data import open_dataset
 from petal.errors import ConfigError
+from petal.methods.inputs import check_choice
 from petal.recipes import FitSettings, recipe
 from petal.recipes import fit as fit_network
 from petal.recipes.provenance import described
 from petal.runs.sources import fit_threads, open_train
+from petal.statistics import PARTS
 
 
 @options_of(FitSettings, overlay="Default: the recipe's, else {}.")
@@ -31,6 +33,10 @@ def fit(
     weights: Annotated[Path | None, typer.Option(help="A trained network: only its posterior is collected.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for network, posterior and fit.json.")] = Path("source"),
     given: dict[str, Any],
+    collect: Annotated[
+        str | None,
+        typer.Option(help="Source statistics that some methods need, with commas: prototypes,fisher."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, order and augmentation.")] = 0,
     device: Device = "auto",
     quiet: Quiet = False,
@@ -40,6 +46,9 @@ def fit(
     Interrupted work continues after its last whole epoch when the command is repeated.
     """
     console = Console(quiet=quiet)
+    parts = words(collect or "")
+    for part in parts:
+        check_choice("collect", part, PARTS)
     if recipe_name is None and network is None:
         raise ConfigError("say what to fit: --recipe cifar10, or --network wrn-40-2 with --data")
     chosen = None if recipe_name is None else recipe(recipe_name)
@@ -61,11 +70,12 @@ def fit(
     with shown_warnings(console), fit_bars(console, quiet) as (on_train, on_swag):
         report = fit_network(
             model, train_set, settings, out, trained=weights is not None, test=test_set, seed=seed, about=about,
-            on_train=on_train, on_swag=on_swag,
+            on_train=on_train, on_swag=on_swag, parts=parts, statistics_batch=200 if chosen is None else chosen.batch_size,
         )  # fmt: skip
     if weights is None:
         console.print(f"trained {name} in {report.train_seconds:.0f} s")
     console.print(f"SWAG-D in {report.swag_seconds:.0f} s")
     if report.error is not None and report.posterior_error is not None:
         console.print(f"clean test error: network {report.error:.2%}, mean of the posterior {report.posterior_error:.2%}")
-    console.print(f"wrote {report.network} and {report.posterior}", highlight=False)
+    written = [str(path) for path in (report.network, report.posterior, report.statistics) if path is not None]
+    console.print(f"wrote {', '.join(written[:-1])} and {written[-1]}", highlight=False)

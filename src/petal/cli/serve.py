@@ -45,7 +45,8 @@ def serve(
                 digits = with_source(Experiment("digits"), chosen.folder / "source", place, console, quiet)
         except StorageError as error:
             raise ConfigError(f"cannot write to {chosen.folder}: {error}; give another --folder") from error
-        found = {"weights": chosen.weights or digits.weights, "posterior": chosen.posterior or digits.posterior}
+        names = ("weights", "posterior", "statistics")
+        found = {name: getattr(chosen, name) or getattr(digits, name) for name in names}
         chosen = chosen.updated(found)
     logs.configure(logging.WARNING if quiet else logging.INFO)
 

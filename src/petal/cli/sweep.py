@@ -46,7 +46,7 @@ from petal.sweep import (
     write_sweep,
 )
 
-EACH = ("data", "corrupted", "ids", "weights", "posterior", "network")      # may differ from recipe to recipe
+EACH = ("data", "corrupted", "ids", "weights", "posterior", "statistics", "network")      # may differ from recipe to recipe
 
 
 @options_of(Experiment, each=EACH)

@@ -1,4 +1,4 @@
-"""A source network from scratch or from given weights, and its SWAG-D posterior.
+"""A source network from scratch or from given weights, its SWAG-D posterior and its source statistics.
 
 Images lie on the device as 8-bit numbers, and a whole batch is cropped and flipped at once there, so that the network
 never waits for data. Training and the collection of the posterior write their state after every epoch and continue from it.
@@ -6,7 +6,7 @@ never waits for data. Training and the collection of the posterior write their s
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from petal._files import make_folder, replacing, write_json
 from petal._random import random_state, set_random_state
 from petal.checkpoint import CheckpointError, digest, read_state, write_state
+from petal.collect import collect_statistics
 from petal.data import Dataset
 from petal.errors import ConfigError, DataError, ModelError
 from petal.posterior import DiagonalGaussian
@@ -275,6 +276,7 @@ class FitReport:
     posterior_error: float | None
     train_seconds: float
     swag_seconds: float
+    statistics: Path | None = None
 
 
 def fit(
@@ -289,8 +291,14 @@ def fit(
     about: Mapping[str, Any] | None = None,
     on_train: Callable[[TrainProgress], None] | None = None,
     on_swag: Callable[[FitProgress], None] | None = None,
+    parts: Sequence[str] = (),
+    statistics_batch: int = 200,
 ) -> FitReport:
-    """Train a network (unless it is `trained`), collect its SWAG-D posterior, and write both with `fit.json`."""
+    """Train a network (unless it is `trained`), collect its SWAG-D posterior, and write both with `fit.json`.
+
+    `parts` of source statistics ("prototypes", "fisher") are collected too, in batches of `statistics_batch` images, which
+    should be the size of the batches to adapt to.
+    """
     folder = Path(folder)
     make_folder(folder)
     network, posterior, state, collected = (
@@ -316,7 +324,10 @@ def fit(
     errors: tuple[float | None, float | None] = (None, None)
     if test is not None:
         errors = clean_error(model, test), clean_error(at_mean(model, q), test)
-    report = FitReport(network, posterior, *errors, train_seconds, swag_seconds)
+    statistics = folder / "statistics.safetensors" if parts else None
+    if statistics is not None:
+        collect_into(statistics, model, data, parts, statistics_batch)
+    report = FitReport(network, posterior, *errors, train_seconds, swag_seconds, statistics)
     write_json(
         folder / "fit.json",
         {
@@ -329,6 +340,7 @@ def fit(
             "test": None if test is None else test.fingerprint(),
             "network": described(network),
             "posterior": described(posterior),
+            **({} if statistics is None else {"statistics": described(statistics)}),
             "clean_error": errors[0],
             "clean_error_of_mean": errors[1],
             "train_seconds": train_seconds,
@@ -339,6 +351,12 @@ def fit(
     for path in (state, collected):
         path.unlink(missing_ok=True)
     return report
+
+
+def collect_into(path: Path, model: nn.Module, data: Dataset, parts: Sequence[str], batch_size: int) -> None:
+    """Write source statistics of a network to a file, from clean images in a shuffled order."""
+    loader = Loader(data, batch_size, device=next(model.parameters()).device, seed=2)
+    collect_statistics(model, loader, parts).save(path)
 
 
 def save_network(model: nn.Module, path: Path) -> None:

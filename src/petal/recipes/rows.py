@@ -110,6 +110,11 @@ def needs_posterior(method: type[Adapter]) -> bool:
     return issubclass(method, Petal) or "posterior" in inspect.signature(method.__init__).parameters
 
 
+def needs_statistics(method: type[Adapter]) -> bool:
+    """True if the constructor of a method takes source statistics."""
+    return "statistics" in inspect.signature(method.__init__).parameters
+
+
 class _AsItIs(SourceFileLoader):
     """Runs a file as it is now: kept bytecode would pass for that of a file changed within the same second."""
 

@@ -49,7 +49,7 @@ VALUES: dict[str, type] = {"Fisher": Fisher, "Stochastic": Stochastic, "Views": 
 TAKES: dict[str, tuple[type, ...]] = {
     "restore": (Fisher, Stochastic), "augment": (Views,), "optimizer": (SGD, Adam)
 }  # fmt: skip
-FIXED = ("self", "model", "posterior", "seed", "adapter")  # given by the run, not by the user
+FIXED = ("self", "model", "posterior", "statistics", "seed", "adapter")  # given by the run, not by the user
 
 
 def parse_value(text: str) -> Any:
@@ -89,7 +89,7 @@ def _made(call: ast.Call) -> Any:
 
 
 def options_of(method: type[Adapter]) -> dict[str, inspect.Parameter]:
-    """The settings a method's constructor takes, besides its network, posterior and seed."""
+    """The settings a method's constructor takes, besides its network, what it knows of the source, and seed."""
     parameters = inspect.signature(method.__init__).parameters
     return {k: p for k, p in parameters.items() if k not in FIXED and p.kind is not p.VAR_KEYWORD}
 

@@ -21,9 +21,10 @@ from petal.parallel import Ranks, parallelize
 from petal.posterior import DiagonalGaussian
 from petal.recipes.fit import TrainProgress
 from petal.recipes.published import Recipe, recipe
-from petal.recipes.rows import WRAPPERS, Row, load_plugin, needs_posterior, own_defaults, pick_rows, rows
+from petal.recipes.rows import WRAPPERS, Row, load_plugin, needs_posterior, needs_statistics, own_defaults, pick_rows, rows
 from petal.recipes.settings import apply_settings
-from petal.runs.sources import load_posterior, make_source, open_test
+from petal.runs.sources import load_posterior, load_statistics, make_source, open_test
+from petal.statistics import SourceStatistics
 from petal.swag import FitProgress
 
 
@@ -47,6 +48,9 @@ class Experiment:
     ids: str | None = option(None, "List of the images of ImageNet-C to use (RobustBench's 5,000).", metavar="<path>")
     weights: str | None = option(None, "The source network.", metavar="<path>")
     posterior: str | None = option(None, "The source posterior, from `petal fit`; PETAL needs it.", metavar="<path>")
+    statistics: str | None = option(
+        None, "Source statistics, from `petal fit --collect`; some methods need them.", metavar="<path>"
+    )
     network: str | None = option(None, "Another network than the recipe's, for example wrn-40-2.")
     engine: str = option("auto", "How it is executed; eager is plain torch.", choices=("auto", "eager"))
     fidelity: str = option(
@@ -108,15 +112,17 @@ class Experiment:
         if not chosen.builtin or self.weights is not None or self.network is not None:
             return self
         self.open_data()                    # a mistake there is found before the training
-        weights, posterior = make_source(chosen, folder, device, on_train, on_swag)
-        return replace(self, weights=str(weights), posterior=self.posterior or str(posterior))
+        weights, posterior, statistics = map(str, make_source(chosen, folder, device, on_train, on_swag))
+        posterior, statistics = self.posterior or posterior, self.statistics or statistics
+        return replace(self, weights=weights, posterior=posterior, statistics=statistics)
 
     def open(self, device: torch.device, ranks: Ranks | None = None) -> "OpenExperiment":
         """Read everything: images, source network, posterior. A plugin is run."""
         self.load_plugin()
         data = None if self.input is not None else self.open_data()
         model = self.source_network().to(device)
-        return OpenExperiment(self, model, load_posterior(self.posterior, model), data, ranks)
+        posterior, statistics = load_posterior(self.posterior, model), load_statistics(self.statistics, model)
+        return OpenExperiment(self, model, posterior, data, ranks, statistics)
 
     def source_network(self) -> nn.Module:
         """The network with the source weights."""
@@ -145,6 +151,7 @@ class OpenExperiment:
     posterior: DiagonalGaussian | None = None
     data: Dataset | None = None
     ranks: Ranks | None = None
+    statistics: SourceStatistics | None = None
     compiled_for: str = field(default="", repr=False)       # the method whose programs torch holds
     _checked: bool = field(default=False, repr=False)
 
@@ -222,6 +229,8 @@ class OpenExperiment:
                 )
             arguments.append(self.posterior)
         options: Mapping[str, Any] = row.options
+        if needs_statistics(method):
+            options = {**options, "statistics": self._statistics_for(row)}
         if "seed" in signature(method.__init__).parameters:
             options = {**options, "seed": seed}
         adapter: Adapter = method(*arguments, **options)
@@ -230,6 +239,15 @@ class OpenExperiment:
         for name in row.wraps:
             adapter = WRAPPERS[name](adapter, **row.wrapper_options.get(name, {}))
         return adapter
+
+    def _statistics_for(self, row: Row) -> SourceStatistics | None:
+        """What a method is given as `statistics`: None only where it can do without."""
+        if self.statistics is None and signature(METHODS[row.method].__init__).parameters["statistics"].default is not None:
+            raise ConfigError(
+                f"{row.label} needs source statistics: make them with `petal fit --collect prototypes,fisher`, give them as "
+                f"--statistics, or choose other methods than {row.name} with --method"
+            )
+        return self.statistics
 
     def check(self, rows: Sequence[Row]) -> None:
         """Make an adapter of each row: one that cannot be run is found before an hour has gone into the others."""

@@ -58,6 +58,7 @@ def make_manifest(opened: OpenExperiment, jobs: Sequence[Job], command: str = ""
         "data": {**described(e.data or e.corrupted), "fingerprint": opened.images.fingerprint()},
         "weights": described(e.weights),
         "posterior": described(e.posterior),
+        **({} if e.statistics is None else {"statistics": described(e.statistics)}),
         **({"plugin": plugin} if plugin else {}),
         "jobs": [describe_job(job) for job in jobs],
     }
@@ -98,9 +99,10 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
 
 def _merged(old: dict[str, Any], new: dict[str, Any], folder: Path) -> dict[str, Any]:
     differences = [f"{key} was {old.get(key)!r} and is {new.get(key)!r}" for key in SAME if old.get(key) != new.get(key)]
-    for key, part in (("data", "fingerprint"), ("weights", "sha256"), ("posterior", "sha256"), ("plugin", "sha256")):
+    hashed = ("weights", "posterior", "statistics", "plugin")
+    for key, part in (("data", "fingerprint"), *((key, "sha256") for key in hashed)):
         was, now = (m.get(key, {}).get(part) for m in (old, new))
-        if was != now and not (key in ("posterior", "plugin") and None in (was, now)):
+        if was != now and not (key in ("posterior", "statistics", "plugin") and None in (was, now)):
             differences.append(f"{key} was {_short(was)} and is {_short(now)}")
     jobs = {job["id"]: job for job in old["jobs"]}
     for job in new["jobs"]:
@@ -116,7 +118,7 @@ def _merged(old: dict[str, Any], new: dict[str, Any], folder: Path) -> dict[str,
         text = f"the run in {folder} was begun with another version of {', '.join(changed)}"
         warnings.warn(text, PetalWarning, stacklevel=3)
     out = {**old, "jobs": list(jobs.values()), "order_names": {**old["order_names"], **new["order_names"]}}
-    for key in ("posterior", "plugin"):
+    for key in ("posterior", "statistics", "plugin"):
         if new.get(key):
             out[key] = new[key]
     for key in ("seeds", "orders"):

@@ -1,4 +1,4 @@
-"""What an experiment reads or makes first: images, source network, posterior."""
+"""What an experiment reads or makes first: images, source network, posterior, source statistics."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,8 +11,9 @@ from petal import models
 from petal.data import KINDS, CorruptedDataset, Dataset, open_dataset
 from petal.errors import ConfigError, DataError
 from petal.posterior import DiagonalGaussian
-from petal.recipes.fit import TrainProgress, fit
+from petal.recipes.fit import TrainProgress, collect_into, fit
 from petal.recipes.published import Recipe
+from petal.statistics import PARTS, SourceStatistics
 from petal.swag import FitProgress
 
 
@@ -56,14 +57,17 @@ def _kind(path: str) -> str | None:
 def make_source(
     recipe: Recipe, folder: Path, device: torch.device, on_train: Callable[[TrainProgress], None] | None = None,
     on_swag: Callable[[FitProgress], None] | None = None,
-) -> tuple[Path, Path]:  # fmt: skip
-    """Network and posterior of a recipe whose data comes with the package, in `folder`: made unless they are there."""
-    network, posterior = folder / "network.safetensors", folder / "posterior.safetensors"
+) -> tuple[Path, Path, Path]:  # fmt: skip
+    """Network, posterior and statistics of a recipe whose data comes with the package: made unless they are in `folder`."""
+    network, posterior, statistics = (folder / f"{name}.safetensors" for name in ("network", "posterior", "statistics"))
     if not (folder / "fit.json").is_file() or not network.is_file() or not posterior.is_file():
         model = models.build(recipe.network, recipe.classes, seed=0, **recipe.network_options).to(device)
         fit(model, open_dataset("digits:train"), recipe.fit, folder, test=open_dataset("digits:test"),
             on_train=on_train, on_swag=on_swag)  # fmt: skip
-    return network, posterior
+    if not statistics.is_file():
+        model = models.build(recipe.network, recipe.classes, network, **recipe.network_options).to(device)
+        collect_into(statistics, model, open_dataset("digits:train"), PARTS, recipe.batch_size)
+    return network, posterior, statistics
 
 
 def load_posterior(path: str | Path | None, model: nn.Module) -> DiagonalGaussian | None:
@@ -73,6 +77,16 @@ def load_posterior(path: str | Path | None, model: nn.Module) -> DiagonalGaussia
     q = DiagonalGaussian.load(path)
     q.check(model)
     return q
+
+
+def load_statistics(path: str | Path | None, model: nn.Module) -> SourceStatistics | None:
+    """The source statistics at a path, checked against the network."""
+    if path is None:
+        return None
+    found = SourceStatistics.load(path)
+    found.check(model)
+    like = next(model.parameters())
+    return found.to(like.device, like.dtype)
 
 
 def fit_threads(recipe: Recipe | None) -> None:

@@ -33,6 +33,7 @@ class Settings:
     labels: tuple[str, ...] = _model((), "Names of the classes, with commas.", text=True)
     weights: Path | None = _model(None, "The source network.")
     posterior: Path | None = _model(None, "The source posterior, from `petal fit`; PETAL needs it.")
+    statistics: Path | None = _model(None, "Source statistics, from `petal fit --collect`; some methods need them.")
 
     method: str = _adapt("petal", "petal, cotta, tent, ..., also with something around it: petal+small+guard.", "-m")
     fidelity: str = _adapt("official", "Of the recipe's settings.", choices=("official", "paper"))

@@ -127,7 +127,7 @@ def _all_done(part: Part) -> bool:
         manifest = read_manifest(part.folder)
     except ConfigError:
         return False
-    for key in ("weights", "posterior", "plugin"):      # the files may have changed where they are
+    for key in ("weights", "posterior", "statistics", "plugin"):      # the files may have changed where they are
         path, was = getattr(part.experiment, key), manifest.get(key, {}).get("sha256")
         if path is not None and Path(path).is_file() and file_hash(path) != was:
             return False
