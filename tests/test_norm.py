@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from networks import images, network
 from petal import BatchNorm, InputError
-from petal.norm import affine_parameters, batch_norms, network_copy
+from petal.norm import RobustNorm, affine_parameters, batch_norms, following, instance_aware, network_copy
 
 
 class Everything(nn.Module):
@@ -125,3 +125,56 @@ def test_a_network_built_in_inference_mode_becomes_a_plain_one(batch_statistics:
     copied.requires_grad_(True)
     copied(images()).sum().backward()
     assert copied.conv1.weight.grad is not None
+
+
+def by_hand(x: np.ndarray, mean: np.ndarray, var: np.ndarray, k: float, eps: float = 1e-5) -> np.ndarray:
+    """NOTE's eq. 3-6, one channel of one image at a time."""
+    out = np.empty_like(x)
+    pixels = x[0, 0].size
+    for n in range(len(x)):
+        for c in range(x.shape[1]):
+            own = x[n, c].reshape(-1)
+            apart, margin = own.mean() - mean[c], k * np.sqrt((var[c] + eps) / pixels)
+            wider, room = own.var(ddof=1) - var[c], k * (var[c] + eps) * np.sqrt(2 / (pixels - 1))
+            m = mean[c] + np.sign(apart) * max(abs(apart) - margin, 0)
+            v = max(var[c] + np.sign(wider) * max(abs(wider) - room, 0), 0)
+            out[n, c] = (x[n, c] - m) / np.sqrt(v + eps)
+    return out
+
+
+def test_instance_aware_norm_predicts_by_running_statistics_and_is_trained_by_those_of_the_batch() -> None:
+    layer = nn.BatchNorm2d(3).double().eval()
+    layer.running_mean += torch.tensor([0.5, -1.0, 0.0])
+    layer.running_var *= torch.tensor([2.0, 0.5, 1.0])
+    scales = torch.tensor([0.1, 1.0, 3.0, 0.5, 1.0, 1.0], dtype=torch.float64)[:, None, None, None]
+    x = torch.randn(6, 3, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * scales + scales
+    running = layer.running_mean.numpy(), layer.running_var.numpy()
+    network = instance_aware(nn.Sequential(layer), shrink=1.5)
+    np.testing.assert_allclose(network(x).detach(), by_hand(x.numpy(), *running, 1.5), atol=1e-10)
+    assert torch.equal(network[0].running_mean, layer.running_mean)
+    batch = x.numpy().mean((0, 2, 3)), x.numpy().var((0, 2, 3), ddof=1)
+    np.testing.assert_allclose(network.train()(x).detach(), by_hand(x.numpy(), *batch, 1.5), atol=1e-10)
+    layer.train()(x)                                                # torch's own moves its statistics the same way
+    assert torch.allclose(network[0].running_mean, layer.running_mean, atol=1e-12)
+    assert torch.allclose(network[0].running_var, layer.running_var, atol=1e-12)
+    by_batch = network_copy(network, batch_statistics=True)
+    np.testing.assert_allclose(by_batch(x).detach(), by_hand(x.numpy(), *batch, 1.5), atol=1e-10)
+    assert [n for n, _ in batch_norms(network)] == ["0"]
+
+
+def test_statistics_move_only_while_a_network_is_followed() -> None:
+    copied = network_copy(network(), False, lambda layer: RobustNorm(layer, 0.25))
+    other = copy.deepcopy(copied)
+    before = {key: value.clone() for key, value in copied.named_buffers()}
+    plain = network_copy(network(), False)
+    assert torch.allclose(copied(images()), plain(images()), atol=1e-5)
+    assert all(torch.equal(value, before[key]) for key, value in copied.named_buffers())
+    with following(copied):
+        copied(images()), other(images())
+    first = copied.conv1(images()).mean((0, 2, 3))
+    expected = 0.75 * before["norm1.running_mean"] + 0.25 * first
+    assert torch.allclose(copied.norm1.running_mean, expected, atol=1e-6)
+    assert torch.equal(other.norm1.running_mean, before["norm1.running_mean"])
+    moved = copied.norm2.running_var.clone()
+    copied(images(seed=1))
+    assert torch.equal(copied.norm2.running_var, moved)

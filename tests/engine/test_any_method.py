@@ -16,7 +16,7 @@ from petal.functional import cross_entropy, entropy
 from petal.methods.descent import Ema, Pull, PutBack, Quadratic
 from petal.methods.mean_teacher import network_with
 from petal.methods.network import ViewSource
-from petal.norm import affine_parameters
+from petal.norm import RobustNorm, affine_parameters, following
 
 SGD = lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)  # noqa: E731 (sharp: Adam makes full steps of rounding)
 POLICIES = {
@@ -91,6 +91,30 @@ class Sharp(petal.Adapter):
         return logits
 
 
+class Moving(petal.Adapter):
+    """Running statistics of student and teacher that go separate ways."""
+
+    def __init__(self, model: nn.Module, lr: float = 0.01, seed: int = 0, optimizer: Any = SGD) -> None:
+        super().__init__(model, batch_statistics=False, norm=lambda layer: RobustNorm(layer, 0.2), seed=seed)
+        self.adapt(affine_parameters(self.model), lr, optimizer)
+        self.register_network("teacher", network_with(self.model, None))
+        self.register_statistics("model")
+        self.register_statistics("teacher")
+
+    def prediction(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self.logits(self.teacher, x)
+
+    def step(self, x: Tensor) -> Tensor:
+        before = self.prediction(x)
+        with following(self.model, self.teacher):
+            with torch.no_grad():
+                target = self.logits(self.teacher, x)
+            loss = cross_entropy(self.logits(self.model, x.flip(-1).square()), target).mean()
+        self.descend(loss, after=[Ema(self.teacher, 0.9)])
+        return before
+
+
 class Tuned(petal.Petal):
     """A subclass that changes one line of PETAL."""
 
@@ -103,7 +127,7 @@ def tuned(model: nn.Module, optimizer: Any = SGD) -> petal.Adapter:
     return Tuned(model, q, views=3, confidence=2.0, prior_weight=1e-4, ema=0.9, lr=0.01, optimizer=optimizer)
 
 
-METHODS = {"filtered": Filtered, "two forwards": TwoForwards, "sharp": Sharp, "a subclass": tuned}
+METHODS = {"filtered": Filtered, "two forwards": TwoForwards, "sharp": Sharp, "moving": Moving, "a subclass": tuned}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -191,6 +215,21 @@ def test_a_step_without_anything_to_learn_from_moves_and_counts_nothing() -> Non
         adapter(images())
         assert adapter.skipped == 0
         assert all(torch.equal(value, before[key]) for key, value in adapter.weights().items())
+
+
+def test_a_teacher_whose_statistics_move_does_not_run_on_the_students() -> None:
+    plain, fast = Moving(network()), petal.accelerate(Moving(network()), policy=Policy())
+    for seed in range(4):
+        plain(images(seed=seed)), fast(images(seed=seed))
+    both = [adapter.teacher.get_buffer("norm1.running_mean") for adapter in (plain, fast)]
+    assert torch.allclose(*both, atol=1e-5)
+    assert (both[0] - plain.model.get_buffer("norm1.running_mean")).abs().max() > 1e-2
+    state = fast.state_dict()
+    assert torch.equal(state["teacher.norm1.running_mean"], both[1])
+    before = fast.predict(images(seed=9))
+    assert torch.equal(fast.predict(images(seed=9)), before)         # a prediction moves nothing
+    fast.reset()
+    assert torch.equal(fast.teacher.get_buffer("norm1.running_mean"), network().norm1.running_mean)
 
 
 def test_a_restore_of_ones_own_is_given_the_parameters_one_by_one() -> None:

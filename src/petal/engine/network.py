@@ -39,7 +39,8 @@ class FastNetwork(Network):
         student = engine.member(adapter.model)
         follows = any(module is other for other in adapter._following.values())
         self.learns = any(p.requires_grad for p in module.parameters())
-        self.borrows = follows and self.member.flat is not None and same_buffers(module, student.module)
+        moves = bool(adapter._buffers_start)                        # statistics that are equal now need not stay so
+        self.borrows = follows and not moves and self.member.flat is not None and same_buffers(module, student.module)
         self.exact = module is adapter.model or (follows and not self.borrows)
         self.last = ""                                              # the linear layer that is given the features
         self.programs: dict[tuple[Any, ...], Program] = {}

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from petal.errors import ConfigError
 from petal.methods.card import Card
@@ -51,8 +52,9 @@ class Adapter(nn.Module):
 
     To add a method, derive from this class and write `step` (predict a batch and adapt to it) and, if the prediction is
     not the network's own, `prediction`. `self.model` is a copy of the user's network, in evaluation mode, with batch norm
-    by batch statistics if asked for. The constructor names the parameters that adapt in `adapt`, networks that follow them
-    in `register_network`, and every other tensor that changes in `register_state`: state, reset, checkpoints, the handling
+    by batch statistics if asked for, or with the layers that `norm` makes (`petal.norm`). The constructor names the
+    parameters that adapt in `adapt`, networks that follow them in `register_network`, running statistics that move in
+    `register_statistics`, and every other tensor that changes in `register_state`: state, reset, checkpoints, the handling
     of losses that are not finite and fast execution are then done here.
 
     Inside `step`, `self.logits(network, x)` runs a network that the adapter holds and `self.descend(loss)` makes a step.
@@ -68,6 +70,7 @@ class Adapter(nn.Module):
         model: nn.Module,
         *,
         batch_statistics: bool,
+        norm: Callable[[_BatchNorm], nn.Module] | None = None,
         steps: int = 1,
         episodic: bool = False,
         seed: int | torch.Generator = 0,
@@ -78,7 +81,7 @@ class Adapter(nn.Module):
         check_number("steps", steps, low=1, whole=True)
         self.steps = steps
         self.episodic = episodic
-        self.model = network_copy(model, batch_statistics)
+        self.model = network_copy(model, batch_statistics, norm)
         tensor = next(self.model.parameters(), None)
         if tensor is None:
             raise ConfigError("the network has no parameters: there is nothing to adapt or to predict with")
@@ -161,8 +164,9 @@ class Adapter(nn.Module):
 
     def register_statistics(self, name: str) -> None:
         """Declare that the buffers of the network called `name` change while adapting, such as running statistics."""
-        for key, buffer in getattr(self, name).named_buffers():
-            self._buffers_start[f"{name}.{key}"] = buffer.detach().clone()
+        for key, buffer in getattr(self, name).state_dict(keep_vars=True).items():
+            if not isinstance(buffer, nn.Parameter):
+                self._buffers_start[f"{name}.{key}"] = buffer.detach().clone()
 
     # What a step is made of
 

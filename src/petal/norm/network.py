@@ -1,0 +1,48 @@
+"""The copy of a network that a method works on, normalised as the method asks for."""
+
+from collections.abc import Callable
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from petal.errors import InputError
+from petal.norm.layers import batch_norms, check_values, replaced, unwrapped
+from petal.norm.moving import share_switch
+
+
+def network_copy(
+    model: nn.Module, batch_statistics: bool, norm: Callable[[_BatchNorm], nn.Module] | None = None
+) -> nn.Module:
+    """A copy of the user's network for a method to work on: evaluation mode, so dropout and stochastic depth are off.
+
+    With `batch_statistics`, every batch norm normalises by the statistics of the batch it sees, in every mode, and its
+    running statistics are dropped. Otherwise `norm`, if given, makes the layer that takes the place of each batch norm.
+    """
+    with torch.inference_mode(False):
+        network = deepcopy(unwrapped(model)).eval().requires_grad_(False)
+        if any(tensor.is_inference() for tensor in network.state_dict().values()):
+            raise InputError("the network holds inference tensors: build or load it outside torch.inference_mode()")
+        if batch_statistics:
+            for name, layer in batch_norms(network):
+                _use_batch_statistics(name, layer)
+        elif norm is not None:
+            network = replaced(network, norm)
+            share_switch(network)
+    return network
+
+
+def _use_batch_statistics(name: str, layer: _BatchNorm) -> None:
+    if layer.running_mean is not None and layer.running_var is not None:
+        kept = (layer.running_mean.clone(), layer.running_var.clone())
+        object.__setattr__(layer, "source_statistics", kept)  # for `RecentNorm`; not part of the network's state
+    layer.track_running_stats = False
+    layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+
+    def check(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if not inputs:  # called as layer(input=x)
+            return
+        check_values(inputs[0], name)
+
+    layer.register_forward_pre_hook(check)

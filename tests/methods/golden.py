@@ -1,0 +1,65 @@
+"""Golden files of the methods with a memory: a small network in double precision, and what reference code made of it."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+import petal
+from petal.engine import Policy
+
+FIELD = Path(__file__).parent.parent / "golden" / "field"
+
+
+class Small(nn.Module):
+    """The network that the reference ran: its `norm` is "batch" or "group"."""
+
+    def __init__(self, norm: str = "batch") -> None:
+        super().__init__()
+        make = nn.BatchNorm2d if norm == "batch" else (lambda c: nn.GroupNorm(2, c))
+        self.conv1, self.bn1 = nn.Conv2d(3, 6, 3, padding=1), make(6)
+        self.conv2, self.bn2 = nn.Conv2d(6, 8, 3, stride=2, padding=1, bias=False), make(8)
+        self.fc = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn1(self.conv1(x)).relu()
+        x = self.bn2(self.conv2(x)).relu()
+        return self.fc(x.mean((2, 3)))
+
+
+def read(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and settings of a golden file."""
+    with safe_open(FIELD / f"{name}.safetensors", "pt") as file:
+        return {key: file.get_tensor(key) for key in file.keys()}, json.loads(file.metadata()["settings"])  # noqa: SIM118
+
+
+def small(norm: str = "batch", dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Tensor]:
+    """The network with its weights, and the batches [batches, N, 3, 8, 8]."""
+    tensors, _ = read("memory_inputs")
+    model = Small(norm).double().eval()
+    weights = {key.removeprefix(f"{norm}."): value for key, value in tensors.items() if key.startswith(norm)}
+    counters = {key: value for key, value in model.state_dict().items() if "num_batches" in key}
+    model.load_state_dict(weights | counters)
+    return model.to(dtype), tensors["x"].to(dtype)
+
+
+def augment(x: Tensor) -> Tensor:
+    """The fixed augmentation of the golden runs."""
+    return x.flip(-1) * 0.9 + 0.05
+
+
+def fast(adapter: petal.Adapter) -> petal.Adapter:
+    """On the engine, with nothing compiled."""
+    return petal.accelerate(adapter, policy=copy.copy(Policy()))
+
+
+def sgd(p: Any, lr: float) -> torch.optim.Optimizer:
+    """The collection's SGD."""
+    return torch.optim.SGD(p, lr=lr, momentum=0.9, nesterov=True)
+
+
+OPTIMIZERS = {"adam": None, "sgd": sgd}
