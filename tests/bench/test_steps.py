@@ -1,9 +1,15 @@
 """`petal bench steps`: which combinations are measured."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from petal.bench.steps import run
+from petal.cli.bench import app
+from petal.methods import METHODS
 
 
 @pytest.mark.parametrize("gates", [["open"], ["closed"], ["open", "closed"]], ids=str)
@@ -12,3 +18,22 @@ def test_without_views_there_is_no_gate_to_open(gates: list[str]) -> None:
     once = {"count": 1, "warmup": 1, "parts": False}
     rows = list(run(["petal"], ["eager"], ["small"], [2], [0, 1], gates, torch.device("cpu"), **once))  # type: ignore[arg-type]
     assert [(row.views, row.gate) for row in rows] == [(0, "closed"), *((1, gate) for gate in gates)]
+
+
+def test_a_plugin_is_measured_like_a_method(tmp_path: Path) -> None:
+    """One that takes a posterior, too."""
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "import petal\n\nclass Mine(petal.Petal):\n    views = 0\n\n"
+        'petal.METHODS["mine-timed"] = Mine\n'
+    )
+    out = tmp_path / "steps.json"
+    options = ["--method", "mine-timed,tent", "--engine", "eager", "--batch", "4", "--views", "0", "--batches", "1"]
+    try:
+        result = CliRunner().invoke(app, ["steps", *options, "--warmup", "1", "--device", "cpu", "--plugin", str(plugin),
+                                          "--json", str(out)])  # fmt: skip
+    finally:
+        METHODS.pop("mine-timed", None)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["method"] for row in rows] == ["mine-timed", "tent"]

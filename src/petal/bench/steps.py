@@ -21,6 +21,7 @@ from petal.methods.network import ViewSource
 from petal.methods.petal import Petal
 from petal.models import build, flops
 from petal.posterior import DiagonalGaussian
+from petal.recipes.rows import needs_posterior
 
 NETWORK_INPUT = {"resnet-50": (224, 1000)}  # size and classes; all others are 32 and 10
 
@@ -121,10 +122,11 @@ def _measure(
 
 
 def make(method: str, model: nn.Module) -> Adapter:
-    """The method with its default settings; PETAL by the official fidelity, with an isotropic posterior."""
-    if METHODS[method] is Petal:
-        return Petal(model, DiagonalGaussian.isotropic(model, std=1e-3, damping=1e-6), gate="batch", average="logits")
-    return METHODS[method](model)  # type: ignore[call-arg]
+    """The method with its default settings, given an isotropic posterior if it takes one; PETAL by the official fidelity."""
+    kind: Callable[..., Adapter] = METHODS[method]
+    official = {"gate": "batch", "average": "logits"} if METHODS[method] is Petal else {}
+    posterior = [DiagonalGaussian.isotropic(model, std=1e-3, damping=1e-6)] if needs_posterior(METHODS[method]) else []
+    return kind(model, *posterior, **official)
 
 
 def forwards(adapter: Adapter) -> int:

@@ -17,6 +17,7 @@ from petal.bench import serve as serve_bench
 from petal.cli.common import choose_device, words
 from petal.cli.options import Device, command_line, numbers, with_source
 from petal.errors import ConfigError
+from petal.recipes import load_plugin
 from petal.runs import Experiment
 
 console = Console()
@@ -36,11 +37,14 @@ def bench_steps(
     batches: Annotated[int, typer.Option(help="Timed batches per row.", min=1)] = 30,
     warmup: Annotated[int, typer.Option(help="Batches before timing; compilation falls into these.", min=1)] = 5,
     parts: Annotated[bool, typer.Option(help="Also time the parts of a step one by one.")] = True,
+    plugin: Annotated[Path | None, typer.Option(help="A Python file that adds methods to petal.METHODS.")] = None,
     device: Device = "auto",
     out: Json = None,
 ) -> None:
     """Milliseconds per batch, images/s, TFLOP/s, memory and parts of adaptation steps, on synthetic images."""
     where = choose_device(device)
+    if plugin is not None:
+        load_plugin(plugin)
     rows: list[steps.StepTime] = []
     with console.status("measuring") as status:
         for row in steps.run(
