@@ -96,7 +96,7 @@ def test_some_may_differ_from_recipe_to_recipe() -> None:
 @pytest.mark.parametrize(
     ("command", "kind", "without"),
     [(run, Experiment, ()), (sweep, Experiment, ()), (serve, Settings, ()), (fit, FitSettings, ()),
-     (tune, Experiment, ("visits", "label_correlation", "plugin"))],
+     (tune, Experiment, ("visits", "label_correlation"))],
 )  # fmt: skip
 def test_commands_have_the_options_and_the_help_of_a_dataclass(command: Any, kind: type, without: tuple[str, ...]) -> None:
     app = typer.Typer()
