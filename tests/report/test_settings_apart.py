@@ -10,8 +10,8 @@ from report.fakes import write_run
 
 @pytest.mark.parametrize(
     "change",
-    [{"stream": "recurring"}, {"stream_seed": 1}, {"images": 100}, {"visits": 2}, {"label_correlation": 0.1},
-     {"network": "wrn-16-1"}],
+    [{"stream": "recurring"}, {"stream_seed": 1}, {"shuffle": True}, {"images": 100}, {"visits": 2},
+     {"label_correlation": 0.1}, {"network": "wrn-16-1"}],
 )  # fmt: skip
 def test_another_stream_is_another_table(tmp_path: Path, change: dict[str, object]) -> None:
     whole = {"stream": "continual", "stream_seed": 0, "visits": None, "label_correlation": None, "network": "wrn-28-10"}

@@ -101,6 +101,17 @@ def test_any_process_makes_the_same_of_it(source: Path) -> None:
     assert x.severity == 3
 
 
+def test_images_are_shuffled_by_the_seed_of_the_stream(source: Path) -> None:
+    def labels(**settings: object) -> list[int]:
+        return next(iter(opened(source, images=None, batch_size=200, **settings).stream(1))).y.tolist()
+
+    plain = labels()
+    assert labels(stream_seed=1) == plain
+    one, two = labels(shuffle=True), labels(shuffle=True, stream_seed=1)
+    assert plain != one != two != plain
+    assert one == labels(shuffle=True)
+
+
 def test_a_network_of_ones_own_has_no_stream(source: Path) -> None:
     experiment = Experiment(network="small", classes=10, weights="w", input=(3, 32, 32), batch_size=4)
     o = OpenExperiment(experiment, models.build("small", 10, seed=0))

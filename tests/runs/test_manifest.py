@@ -30,7 +30,8 @@ def test_a_folder_of_another_run_is_refused_and_more_jobs_are_added(source: Path
     assert merged["seeds"] == [0, 1]
     assert read_manifest(tmp_path) == merged
     assert merged["jobs"][1]["options"]["restore"] == "Fisher(quantile=0.03)"
-    for key, value in (("severity", 3), ("batch_size", 10), ("fidelity", "paper"), ("engine", "eager"), ("stream_seed", 1)):
+    for key, value in (("severity", 3), ("batch_size", 10), ("fidelity", "paper"), ("engine", "eager"), ("stream_seed", 1),
+                       ("shuffle", True)):  # fmt: skip
         other = make_manifest(changed(o, **{key: value}), [job("bn")])
         with pytest.raises(ConfigError, match=f"{key} was .* and is {value!r}"):
             open_run(tmp_path, other)

@@ -337,7 +337,8 @@ def _sections(folders: list[RunFolder]) -> list[Section]:
 
 
 def _setting(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("recipe", "stream", "stream_seed", "severity", "batch_size", "images", "visits", "label_correlation", "network")
+    names = ("recipe", "stream", "stream_seed", "shuffle", "severity", "batch_size", "images", "visits", "label_correlation",
+             "network")  # fmt: skip
     setting = {name: manifest.get(name) for name in names}
     return setting | {name: _fingerprint(manifest.get(name)) for name in ("data", "weights")}
 

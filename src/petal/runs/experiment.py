@@ -58,7 +58,10 @@ class Experiment:
     )
     plugin: str | None = option(None, "A Python file that adds methods to petal.METHODS.", metavar="<path>")
     stream: str | None = None               # one of the `STREAMS` instead of the recipe's
-    stream_seed: int = 0                    # of the corruptions' noise: the same data whatever a job's seed
+    stream_seed: int = option(
+        0, "Seed of the stream: of the corruptions' noise, and of the order with --shuffle. --seed is the method's.", low=0
+    )
+    shuffle: bool = option(False, "Shuffle the images of every domain; otherwise they come in the order of the data.")
     classes: int | None = None              # of the network; None: the recipe's
     input: tuple[int, ...] | None = None    # shape of a sample where there is no stream, as in a server
 
@@ -200,6 +203,8 @@ class OpenExperiment:
             options["visits"] = e.visits
         if e.label_correlation is not None:
             options["concentration"] = e.label_correlation
+        if e.shuffle:
+            options["shuffle"] = True
         return STREAMS[self.stream_name](
             self.images, self.recipe.order(order) if isinstance(order, int) else list(order),
             batch_size=self.batch_size, images=e.images, seed=e.stream_seed, profile=self.recipe.profile,

@@ -53,6 +53,7 @@ def make_manifest(opened: OpenExperiment, jobs: Sequence[Job], command: str = ""
         "severity": opened.severity,
         "batch_size": opened.batch_size,
         **{key: getattr(e, key) for key in ("fidelity", "engine", "stream_seed", "images", "visits", "label_correlation")},
+        **({"shuffle": True} if e.shuffle else {}),
         "network": own.network,
         "classes": list(opened.images.classes) if opened.images.classes else own.classes,
         "data": {**described(e.data or e.corrupted), "fingerprint": opened.images.fingerprint()},
@@ -65,7 +66,7 @@ def make_manifest(opened: OpenExperiment, jobs: Sequence[Job], command: str = ""
 
 
 SAME = ("recipe", "fidelity", "device", "engine", "stream", "stream_seed", "severity", "batch_size", "images", "network",
-        "visits", "label_correlation")  # fmt: skip
+        "visits", "label_correlation", "shuffle")  # fmt: skip
 
 
 def open_run(folder: str | Path, manifest: dict[str, Any]) -> dict[str, Any]:
