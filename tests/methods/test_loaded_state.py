@@ -5,6 +5,7 @@ import torch
 
 import petal
 from methods.made import ENGINES, make, run, same
+from networks import CLASSES, network
 
 
 def made(kind: str, engine: str) -> petal.Adapter:
@@ -40,3 +41,35 @@ def test_later_steps_do_not_change_a_state_that_was_taken(kind: str, engine: str
     kept = {key: value.clone() for key, value in state.items()}
     run(adapter, 2, 3)
     assert same(state, kept)
+
+
+class Remembering(petal.Tent):
+    """Keeps a mean and the last answer, which begins as None; both change in place."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model)
+        self.register_state("mean", torch.zeros(CLASSES))
+        self.register_state("last", None)
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        logits = super().step(x)
+        found = logits.detach().mean(0)
+        self.mean.lerp_(found, 0.5)
+        self.last = found if self.last is None else self.last.copy_(found)
+        return logits
+
+
+def test_declared_state_is_copied_wherever_it_goes() -> None:
+    """Loaded, taken, and put back by a reset: what later steps change in place is never somebody else's."""
+    adapter = Remembering(network())
+    run(adapter, 0, 1)
+    state = adapter.state_dict()
+    kept = {key: value.clone() for key, value in state.items()}
+    adapter.load_state_dict(state)
+    run(adapter, 2)
+    assert same(state, kept)
+    for _ in range(2):
+        adapter.reset()
+        assert adapter.last is None
+        assert not adapter.mean.any()
+        run(adapter, 3)
