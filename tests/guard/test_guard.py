@@ -255,6 +255,15 @@ def test_learning_is_off_while_frozen_and_by_hand() -> None:
     assert guard.alarms == []
 
 
+def test_a_batch_that_is_not_learned_from_restores_nothing() -> None:
+    guard = Guard(petal.CoTTA(network(), views=0, restore=petal.Stochastic(1.0)))
+    guard(images())
+    assert float(guard.restored) == 1.0
+    guard.freeze()
+    guard(images())
+    assert float(guard.restored) == 0.0
+
+
 def flatten(guard: Guard, share: float) -> None:
     """Answers a little less sure than the source's, for good."""
     with torch.no_grad():

@@ -73,3 +73,27 @@ def test_declared_state_is_copied_wherever_it_goes() -> None:
         assert adapter.last is None
         assert not adapter.mean.any()
         run(adapter, 3)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_state_without_the_optimizers_settings_is_refused_by_name(engine: str) -> None:
+    adapter = make("tent", engine)
+    run(adapter, 0)
+    state = adapter.state_dict()
+    lacking = {key: value for key, value in state.items() if key != "optimizer.group.0.lr"}
+    with pytest.raises(petal.ConfigError, match=r"missing 'optimizer\.group\.0\.lr'"):
+        adapter.load_state_dict(lacking)
+    assert same(adapter.state_dict(), state)
+
+
+@pytest.mark.parametrize("kind", ["petal+guard", "petal+small"])
+def test_what_is_around_a_method_stays_if_the_method_refuses(kind: str) -> None:
+    first, other = made(kind, "eager"), made(kind, "eager")
+    run(first, 0, 1)
+    run(other, 2, 3, 4)
+    state = first.state_dict()
+    state["model.fc.weight"] = state["model.fc.weight"][:1]
+    before = other.state_dict()
+    with pytest.raises(petal.ConfigError, match=r"'model\.fc\.weight' is"):
+        other.load_state_dict(state)
+    assert same(other.state_dict(), before)
