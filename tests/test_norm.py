@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from networks import images, network
 from petal import BatchNorm, InputError
 from petal.norm import (
+    MixedNorm,
     RecentNorm,
     RobustNorm,
     affine_parameters,
@@ -211,3 +212,11 @@ def test_a_window_of_fewer_images_than_classes_is_the_last_batch() -> None:
     norm.learn(torch.tensor([0, 0, 3]), 5)
     expected = torch.tensor([[4.0, 0.0], [0.0, 0.0], [0.0, 0.0], [2.0, 7.0], [0.0, 0.0]], dtype=torch.float64)
     assert torch.equal(norm.recent[0], expected)                    # of classes not seen, the source's
+
+
+def test_statistics_of_a_batch_in_low_precision_are_taken_in_full() -> None:
+    layer = nn.BatchNorm2d(2).eval()
+    layer.running_mean.fill_(1001.0)                                # bfloat16 has 1000 and 1004 here
+    mixed = MixedNorm(layer, 0.9)
+    x = (torch.randn(8, 2, 6, 6, generator=torch.Generator().manual_seed(0)) * 30 + 1001).bfloat16()
+    torch.testing.assert_close(mixed(x).float(), mixed(x.float()), rtol=2**-8, atol=1e-3)
