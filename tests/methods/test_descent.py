@@ -80,6 +80,18 @@ def test_a_penalty_adds_the_gradient_of_its_term(kind: str, engine: str) -> None
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+def test_what_a_penalty_is_made_of_may_change_between_steps(engine: str) -> None:
+    adapter = petal.accelerate(Steps(lambda a: [Quadratic(a.positive, a.other, 0.3)]), engine)
+    adapter(images())
+    for value in (*adapter.positive.values(), *adapter.other.values()):
+        value.mul_(3.0)
+    before, far, wide = values(adapter), adapter.other, adapter.positive
+    expected = gradients(adapter, images(), lambda n, p: 0.3 * wide[n] * (p - far[n]).square())
+    adapter(images())
+    assert_same(values(adapter), {n: before[n] - LR * g for n, g in expected.items()})
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_what_comes_after_a_step_works_on_the_new_weights(engine: str) -> None:
     adapter = petal.accelerate(Steps(after=lambda a: [Ema(a.positive, 0.8), Pull(a.other, 0.25)]), engine)
     before, average = values(adapter), {n: v.clone() for n, v in adapter.positive.items()}
