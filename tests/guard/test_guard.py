@@ -392,6 +392,20 @@ def test_state_continues_through_an_alarm_bit_by_bit(tmp_path: Path) -> None:
         petal.load(Guard(petal.PseudoLabel(network())), tmp_path / "g.safetensors")
 
 
+def test_every_counter_of_a_state_goes_on() -> None:
+    guard, other = make(), make()
+    drive(guard, 12)
+    state = guard.state_dict()
+    for well in (0, 1):
+        state["guard.counters"] = torch.tensor([13, 521, 480, well, 700, 3, 440, 9, 5])
+        other.load_state_dict(state)
+        found = other.state_dict()
+        assert found.keys() == state.keys()
+        for key, value in state.items():
+            assert torch.equal(found[key], value), key
+    assert (other.batches, other.pulls, other.frozen) == (13, 5, True)
+
+
 def test_a_state_that_does_not_fit_changes_nothing() -> None:
     guard = make()
     drive(guard, 12)
