@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,19 @@ from torch import Tensor
 
 import petal
 from networks import ConvNet
-from petal import BatchNorm, ConfigError, CoTTA, DiagonalGaussian, Petal, PetalError, PetalWarning, Source, Tent
+from petal import (
+    Adapter,
+    BatchNorm,
+    ConfigError,
+    CoTTA,
+    DiagonalGaussian,
+    Petal,
+    PetalError,
+    PetalWarning,
+    PseudoLabel,
+    Source,
+    Tent,
+)
 from petal.checkpoint import CheckpointError, Checkpoints, DamagedCheckpoint, load, save, to_host
 
 
@@ -87,6 +100,35 @@ def test_refuses_other_source_posterior_method_and_network(tmp_path: Path) -> No
         load(Tent(other), path)
     with pytest.raises(CheckpointError, match="another network"):
         load(Tent(network().double()), path)
+
+
+class Moving(PseudoLabel):
+    """Running statistics follow the batches, as weights do."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__(model)
+        self.model.register_buffer("seen", model.conv1.weight.detach().mean((1, 2, 3)))
+        self.register_statistics("model")
+
+    def step(self, x: Tensor) -> Tensor:
+        self.model.seen.mul_(0.9)
+        return super().step(x)
+
+
+@pytest.mark.parametrize("make", [Tent, PseudoLabel, Moving])
+def test_weights_and_statistics_that_adapt_are_part_of_the_source(
+    make: Callable[[torch.nn.Module], Adapter], tmp_path: Path
+) -> None:
+    """By where they started, whenever the first checkpoint is written."""
+    model, other = network(), network()
+    adapter = make(model)
+    adapter(batches(1)[0])
+    save(adapter, tmp_path / "a.safetensors")
+    load(make(model), tmp_path / "a.safetensors")
+    with torch.no_grad():
+        other.norm1.bias.add_(0.5)
+    with pytest.raises(CheckpointError, match="other source weights"):
+        load(make(other), tmp_path / "a.safetensors")
 
 
 def test_source_is_recognised_after_adapting(tmp_path: Path) -> None:

@@ -116,3 +116,17 @@ def test_bins_are_an_option() -> None:
     assert len(set(values.values())) == 3
     with pytest.raises(ValueError, match="at least one bin"):
         CalibrationError(0)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_parts_seen_by_several_processes_make_the_whole(name: str) -> None:
+    """As torchmetrics brings the states of processes together, by the reduction that each state declares."""
+    logits, labels = sample(90)
+    parts = [METRICS[name]() for _ in range(3)]
+    for metric, part in zip(parts, torch.arange(90).split([10, 30, 50]), strict=True):
+        metric.update(logits[part], labels[part])
+    whole = METRICS[name]()
+    for state, reduce in whole._reductions.items():
+        setattr(whole, state, reduce(torch.stack([getattr(part, state) for part in parts])))
+    whole._update_count = 1
+    assert whole.compute().item() == pytest.approx(expected(name, logits, labels), rel=1e-10)

@@ -9,7 +9,18 @@ from torch import Tensor, nn
 
 from networks import images, network
 from petal import BatchNorm, InputError
-from petal.norm import RobustNorm, affine_parameters, batch_norms, following, instance_aware, network_copy
+from petal.norm import (
+    MixedNorm,
+    RecentNorm,
+    RobustNorm,
+    affine_parameters,
+    batch_norms,
+    following,
+    instance_aware,
+    network_copy,
+    replaced,
+    unwrapped,
+)
 
 
 class Everything(nn.Module):
@@ -178,3 +189,34 @@ def test_statistics_move_only_while_a_network_is_followed() -> None:
     moved = copied.norm2.running_var.clone()
     copied(images(seed=1))
     assert torch.equal(copied.norm2.running_var, moved)
+
+
+def test_the_users_own_network_inside_any_number_of_wrappers() -> None:
+    inner = network()
+    for model in (inner, nn.DataParallel(nn.DataParallel(inner)), nn.DataParallel(torch.compile(inner)),
+                  torch.compile(nn.DataParallel(inner))):  # fmt: skip
+        assert unwrapped(model) is inner
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_layers_in_place_of_others_are_in_their_mode(training: bool) -> None:
+    found = replaced(network().train(training), lambda layer: RobustNorm(layer, 0.1))
+    assert [layer.training for _, layer in batch_norms(found)] == [training] * 2
+
+
+def test_a_window_of_fewer_images_than_classes_is_the_last_batch() -> None:
+    layer = nn.BatchNorm1d(2).double().eval()
+    norm = RecentNorm(layer, window=2, source=0.0, own=0.0)
+    x = torch.tensor([[3.0, 1.0], [5.0, -1.0], [2.0, 7.0]], dtype=torch.float64)
+    norm(x)
+    norm.learn(torch.tensor([0, 0, 3]), 5)
+    expected = torch.tensor([[4.0, 0.0], [0.0, 0.0], [0.0, 0.0], [2.0, 7.0], [0.0, 0.0]], dtype=torch.float64)
+    assert torch.equal(norm.recent[0], expected)                    # of classes not seen, the source's
+
+
+def test_statistics_of_a_batch_in_low_precision_are_taken_in_full() -> None:
+    layer = nn.BatchNorm2d(2).eval()
+    layer.running_mean.fill_(1001.0)                                # bfloat16 has 1000 and 1004 here
+    mixed = MixedNorm(layer, 0.9)
+    x = (torch.randn(8, 2, 6, 6, generator=torch.Generator().manual_seed(0)) * 30 + 1001).bfloat16()
+    torch.testing.assert_close(mixed(x).float(), mixed(x.float()), rtol=2**-8, atol=1e-3)

@@ -1,16 +1,20 @@
 """Source statistics against sums written out, and what is refused."""
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import petal
 from networks import CLASSES, images, network
 from petal import SourceStatistics, StatisticsError, collect_statistics
 from petal.norm import affine_parameters
+
+ONES = torch.ones(2, 3)
 
 
 def batches(count: int = 4, dtype: torch.dtype = torch.float64) -> list[tuple[Tensor, Tensor]]:
@@ -104,6 +108,17 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         collected().save(tmp_path / "missing" / "s.safetensors")
 
 
+@pytest.mark.parametrize("change", [{"strange": torch.zeros(1)}, {"counts": None}])
+def test_a_file_with_other_tensors_than_it_says_is_refused_by_name(tmp_path: Path, change: dict[str, Tensor | None]) -> None:
+    path, found = tmp_path / "s.safetensors", collected().tensors()
+    names = sorted(found)
+    for told in (names, sorted({**found, **change})):
+        tensors = {name: value for name, value in {**found, **change}.items() if value is not None}
+        save_file(tensors, path, metadata={"format": "petal-statistics-1", "tensors": json.dumps(told)})
+        with pytest.raises(StatisticsError, match=f"missing or unknown tensors: {next(iter(change))}"):
+            SourceStatistics.load(path)
+
+
 def test_what_does_not_fit_is_named() -> None:
     found = collected()
     with pytest.raises(StatisticsError, match=r"'norm1.weight' is \[8\] in the statistics and \[16\] in the network"):
@@ -123,6 +138,8 @@ def test_what_does_not_fit_is_named() -> None:
     ({"prototypes": torch.zeros(2, 3), "variances": torch.zeros(2, 4), "counts": torch.ones(2)}, r"\[C, D\]"),
     ({"fisher": {"a": torch.tensor([1.0, float("nan")])}}, "fisher of 'a' has values that are not finite"),
     ({"fisher": {"a": torch.tensor([-1.0])}}, "fisher of 'a' has values below zero"),
+    ({"prototypes": -ONES, "variances": -ONES, "counts": ONES[:, 0]}, "^variances has values below zero"),
+    ({"prototypes": -ONES, "variances": ONES, "counts": -ONES[:, 0]}, "^counts has values below zero"),
 ])  # fmt: skip
 def test_statistics_that_make_no_sense(given: dict, words: str) -> None:
     with pytest.raises(StatisticsError, match=words):
@@ -147,3 +164,18 @@ def test_fisher_needs_normalisation_layers_and_no_labels() -> None:
         collect_statistics(nn.Linear(4, 3), [torch.rand(4, 4)], ["fisher"])
     found = collect_statistics(network("vit"), [images()], ["fisher"]).fisher
     assert found.keys() == affine_parameters(network("vit")).keys()
+
+
+def test_fisher_is_by_the_statistics_of_the_batch_whatever_prototypes_are_by() -> None:
+    data = batches(2, torch.float32)
+    by_batch, by_source = (collect_statistics(network(), data, batch_statistics=chosen) for chosen in (True, False))
+    assert not torch.equal(by_batch.prototypes, by_source.prototypes)
+    for name, value in by_batch.fisher.items():
+        assert torch.equal(value, by_source.fisher[name]), name
+
+
+def test_in_another_precision_counts_stay_whole_numbers() -> None:
+    found = collect_statistics(network(), batches(2, torch.float32)).to(dtype=torch.float64)
+    kinds = {name: value.dtype for name, value in found.tensors().items()}
+    assert kinds.pop("counts") == torch.int64
+    assert set(kinds.values()) == {torch.float64}

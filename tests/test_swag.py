@@ -333,3 +333,32 @@ def test_a_wrapped_network_is_fitted_by_its_own_names(wrap: object) -> None:
     again = fit_swag(wrap(model), loader(2), epochs=1, lr=0.1)
     assert list(again.mean) == list(q.mean) == [name for name, _ in model.named_parameters()]
     assert all(torch.equal(v, q.mean[k]) for k, v in again.mean.items())
+
+
+@pytest.mark.parametrize("train_batch_norm", [False, True])
+def test_a_fit_continues_from_its_state_exactly(train_batch_norm: bool) -> None:
+    """Weights, momentum, moments, batch-norm statistics, and the random numbers that dropout draws."""
+    options: dict[str, object] = {"epochs": 3, "lr": 0.05, "momentum": 0.9, "snapshots_per_epoch": 2,
+                                  "train_batch_norm": train_batch_norm}  # fmt: skip
+    states: dict[int, dict[str, Tensor]] = {}
+    torch.manual_seed(0)
+    whole = fit_swag(network(), loader(), on_epoch=lambda epoch, state: states.update({epoch: _copied(state)}), **options)
+    for epoch in (1, 2, 3):
+        torch.manual_seed(99)
+        rest = fit_swag(network(), loader(), state=states[epoch], **options)
+        for kind in ("mean", "var", "buffers"):
+            for name, value in getattr(whole, kind).items():
+                assert torch.equal(getattr(rest, kind)[name], value), (epoch, kind, name)
+
+
+def _copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in state.items()}
+
+
+@pytest.mark.parametrize("name", ["epoch", "network.fc.weight", "moments.count"])
+def test_what_is_no_state_of_a_fit_is_refused(name: str) -> None:
+    states: list[dict[str, Tensor]] = []
+    fit_swag(network(), loader(), epochs=1, on_epoch=lambda epoch, state: states.append(_copied(state)))
+    state = {key: value for key, value in states[0].items() if key != name}
+    with pytest.raises(petal.PosteriorError, match="this is not the state of a fit of this network"):
+        fit_swag(network(), loader(), epochs=2, state=state)

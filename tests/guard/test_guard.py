@@ -255,6 +255,15 @@ def test_learning_is_off_while_frozen_and_by_hand() -> None:
     assert guard.alarms == []
 
 
+def test_a_batch_that_is_not_learned_from_restores_nothing() -> None:
+    guard = Guard(petal.CoTTA(network(), views=0, restore=petal.Stochastic(1.0)))
+    guard(images())
+    assert float(guard.restored) == 1.0
+    guard.freeze()
+    guard(images())
+    assert float(guard.restored) == 0.0
+
+
 def flatten(guard: Guard, share: float) -> None:
     """Answers a little less sure than the source's, for good."""
     with torch.no_grad():
@@ -381,6 +390,20 @@ def test_state_continues_through_an_alarm_bit_by_bit(tmp_path: Path) -> None:
     assert isinstance(whole.alarms[0], Alarm)
     with pytest.raises(petal.checkpoint.CheckpointError, match=r"checkpoint of Guard\(Scripted\), and this adapter"):
         petal.load(Guard(petal.PseudoLabel(network())), tmp_path / "g.safetensors")
+
+
+def test_every_counter_of_a_state_goes_on() -> None:
+    guard, other = make(), make()
+    drive(guard, 12)
+    state = guard.state_dict()
+    for well in (0, 1):
+        state["guard.counters"] = torch.tensor([13, 521, 480, well, 700, 3, 440, 9, 5])
+        other.load_state_dict(state)
+        found = other.state_dict()
+        assert found.keys() == state.keys()
+        for key, value in state.items():
+            assert torch.equal(found[key], value), key
+    assert (other.batches, other.pulls, other.frozen) == (13, 5, True)
 
 
 def test_a_state_that_does_not_fit_changes_nothing() -> None:

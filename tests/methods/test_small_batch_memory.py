@@ -110,3 +110,22 @@ def test_the_share_restored_is_that_of_batches_that_were_learned_from(kind: str,
 def test_diversity_is_the_square_of_the_share_of_classes(present: int, classes: int) -> None:
     logits = 200.0 * nn.functional.one_hot(torch.arange(present * 3) % present, classes)
     assert diversity(logits).item() == pytest.approx(((present - 1) / (classes - 1)) ** 2, rel=1e-4, abs=1e-7)
+
+
+def test_the_memory_keeps_copies_of_a_batch_that_its_owner_uses_again() -> None:
+    one, two = (petal.SmallBatch(petal.Tent(network()), memory=12, every=12) for _ in range(2))
+    place = torch.empty(4, 3, 8, 8)
+    for seed in range(3):
+        one(place.copy_(images(4, seed=seed)))
+        two(images(4, seed=seed))
+    for name, value in two.state_dict().items():
+        assert torch.equal(one.state_dict()[name], value), name
+
+
+def test_a_memory_of_more_images_than_there_is_room_for_is_refused() -> None:
+    large, small = (petal.SmallBatch(petal.Tent(network()), memory=size, every=64) for size in (12, 8))
+    large(images(12))
+    before = small.state_dict()
+    with pytest.raises(petal.ConfigError, match="a memory of 12 images instead of up to 8"):
+        small.load_state_dict(large.state_dict())
+    assert small.state_dict().keys() == before.keys()

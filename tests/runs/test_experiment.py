@@ -170,3 +170,11 @@ def test_all_commands_build_their_adapters_here(
         monkeypatch.setattr("petal.serve.logs.configure", lambda level: None)
     result = CliRunner().invoke(app, [command, *arguments])
     assert isinstance(result.exception, Reached), result.output
+
+
+def test_the_shape_of_a_whole_batch(source: Path) -> None:
+    sizes = [({}, 8), ({"batch_size": 12}, 12), ({"batch_size": 100}, 16), ({"batch_size": 50, "images": None}, 50)]
+    for settings, count in sizes:
+        assert opened(source, **settings).batch_shape() == (count, 3, 32, 32)
+    everything = opened(source, batch_size=10**6, images=None)
+    assert everything.batch_shape() == (len(everything.images), 3, 32, 32)

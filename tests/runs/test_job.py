@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from petal import PetalWarning, evaluate
-from petal.checkpoint import Checkpoints, read_state
+from petal import Adapter, PetalWarning, evaluate
+from petal.checkpoint import Checkpoints, read_state, write_state
 from petal.errors import StorageError
 from petal.recipes import pick_rows, recipe, rows
 from petal.runs import (
@@ -169,3 +169,64 @@ def test_the_guard_s_alarms_are_in_the_records(source: Path, tmp_path: Path) -> 
     assert len(alarms) == records[-1]["guard"]["alarms"] > 0
     assert alarms[0].keys() == {"step", "signal", "value", "limit", "action"}
     assert any(r["guard"]["frozen"] for r in records)
+
+
+def checkpoints_of(monkeypatch: pytest.MonkeyPatch, takes: float = 0.0) -> list[int]:
+    """Positions of the checkpoints to come, each of which takes so many seconds to write."""
+    save, found = Checkpoints.save, list[int]()
+
+    def noted(self: Checkpoints, adapter: Adapter, extra: dict[str, object]) -> None:
+        save(self, adapter, extra)
+        self.wait()
+        self.seconds = takes
+        found.append(int(extra["position"]))
+
+    monkeypatch.setattr(Checkpoints, "save", noted)
+    return found
+
+
+def test_checkpoints_are_counted_from_where_a_job_goes_on(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    o, j, found = opened(source), job("tent"), checkpoints_of(monkeypatch)
+    left = iter(range(5))
+    run_job(j, tmp_path, o, checkpoint_every=4, stop=lambda: next(left) == 4)
+    assert found == [4, 5]                                           # the last one because it was stopped
+    run_job(j, tmp_path, o, checkpoint_every=4)
+    assert found == [4, 5, 9, 13, 17, 21, 25, 29]
+
+
+@pytest.mark.parametrize(("takes", "positions"), [(0.0, [1, 8, 15, 22, 29]), (2.0, [1, 15, 29]), (1000.0, [1])])
+def test_checkpoints_take_a_twentieth_of_the_time_at_most(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes: float, positions: list[int]
+) -> None:
+    """The clock is looked at three times a batch, and a checkpoint is seen to take one second, or what its writer says."""
+    found = checkpoints_of(monkeypatch, takes)
+    monkeypatch.setattr("petal.runs.job.SECONDS", 0.0)
+    monkeypatch.setattr("petal.runs.job.time", Clock())
+    run_job(job("source"), tmp_path, opened(source))
+    assert found == positions
+
+
+class Clock:
+    """A second passes at every look."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_the_time_of_a_job_is_that_of_all_its_pieces(source: Path, tmp_path: Path) -> None:
+    o, j = opened(source), job("source")
+    left = iter(range(5))
+    run_job(j, tmp_path, o, stop=lambda: next(left) == 4)
+    path = Checkpoints(tmp_path / "jobs" / j.id).latest()
+    about, state = read_state(path)
+    assert about["extra"]["seconds"] > 0
+    about["extra"]["seconds"] = 1000.0
+    write_state(path, state, about)
+    run_job(j, tmp_path, o)
+    assert 1000 < json.loads((tmp_path / "jobs" / j.id / "job.json").read_text())["seconds"] < 1200

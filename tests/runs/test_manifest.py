@@ -78,3 +78,15 @@ def test_a_folder_that_cannot_be_made_is_named(source: Path, tmp_path: Path) -> 
     (tmp_path / "jobs" / "bn-o1-s0" / ".lock").mkdir(parents=True)
     with pytest.raises(StorageError, match=r"cannot write .*\.lock: Is a directory"):
         run_job(job("bn"), tmp_path, o)
+
+
+def test_files_that_jobs_are_added_with_are_noted(source: Path, tmp_path: Path) -> None:
+    plain = opened(source)
+    assert open_run(tmp_path, make_manifest(plain, [job("bn")]))["posterior"] == {}
+    given = changed(plain, posterior=str(source / "posterior.safetensors"))
+    merged = open_run(tmp_path, make_manifest(given, [job("petal")]))
+    assert merged["posterior"] == make_manifest(given, [])["posterior"] != {}
+    assert open_run(tmp_path, make_manifest(plain, [job("tent")]))["posterior"] == merged["posterior"]
+    other = changed(plain, posterior=str(source / "network.safetensors"))
+    with pytest.raises(ConfigError, match="posterior was"):
+        open_run(tmp_path, make_manifest(other, [job("petal", 1)]))

@@ -1,4 +1,7 @@
-"""What is counted since some moment goes on from the version that is rolled back to: alarms, steps to the next snapshot."""
+"""What is counted since some moment goes on from the version that is rolled back to: alarms, steps to the next snapshot.
+
+So it does after a restart.
+"""
 
 import json
 import math
@@ -98,3 +101,24 @@ def test_the_next_snapshot_is_a_full_turn_after_a_roll_back(tmp_path: Path, acti
     assert regular() == [7, 11]
     one.close()
     one.join(WAIT)
+
+
+@pytest.mark.filterwarnings("ignore::petal.PetalWarning")
+def test_a_restart_audits_no_alarm_again_and_takes_no_snapshot_too_early(tmp_path: Path) -> None:
+    one = worker(tmp_path, fragile, snapshot_every=6)
+    one.start()
+    send(one, images(4), ALARM, images(4), images(4))
+    assert alarms(tmp_path) == 1
+    one.close()
+    one.join(WAIT)
+    two = worker(tmp_path, fragile, snapshot_every=4)
+    done = two.steps
+    assert done < 4
+    two.start()
+    send(two, *[images(4)] * 3)
+    assert alarms(tmp_path) == 1
+    assert [v.number for v in two.versions.list()] == [0]
+    send(two, images(4))
+    assert [v.number for v in two.versions.list()] == [0, done + 4]
+    two.close()
+    two.join(WAIT)

@@ -3,10 +3,12 @@
 import dataclasses
 import json
 import math
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from petal.serve.logs import Audit
 from petal.serve.versions import NoVersion, Version, Versions
@@ -66,6 +68,21 @@ def test_the_audit_log_is_appended_to(tmp_path: Path) -> None:
     assert [json.loads(line)["version"] for line in path.read_text().splitlines()] == list(range(60))
 
 
+def test_a_line_of_the_audit_log_is_on_the_disk_when_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    safe, fsync = list[int](), os.fsync
+
+    def noted(descriptor: int) -> None:
+        fsync(descriptor)
+        safe.append(os.fstat(descriptor).st_size)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    audit = Audit(tmp_path / "audit.jsonl")
+    for number in range(3):
+        audit.write("freeze", "10.0.0.1", version=number)
+        assert safe[number:] == [(tmp_path / "audit.jsonl").stat().st_size]
+    audit.close()
+
+
 def test_a_full_disk_does_not_stop_an_action(caplog: pytest.LogCaptureFixture) -> None:
     audit = Audit(Path("/dev/full"))            # takes no byte
     with caplog.at_level("INFO"):
@@ -86,8 +103,12 @@ def test_versions_are_files_that_petal_can_load(tmp_path: Path) -> None:
     versions.put_back(adapter, 3)
     assert same(state(adapter), states[3])
     again = Versions(tmp_path, keep=2)
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
     again.read(adapter)
     assert same(state(adapter), states[3]), "reading changes nothing"
+    assert torch.equal(torch.rand(3), expected), "nor what others draw"
     assert again.list()[1:] == versions.list()[1:]
     again.put_back(adapter, 4)
     assert same(state(adapter), states[4])

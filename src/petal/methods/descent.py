@@ -113,7 +113,11 @@ class Ema:
 
     average: Values
     decay: float
-    elementwise = True
+
+    @property
+    def elementwise(self) -> bool:
+        """For a network: a mapping's own tensors are to move, and not a flat copy of them."""
+        return isinstance(self.average, nn.Module)
 
     def prepare(self, weights: Weights) -> None:
         """Nothing."""
