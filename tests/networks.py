@@ -1,7 +1,12 @@
 """Tiny networks for the tests: batch norm, group norm, and a transformer with odd parameter names."""
 
+import inspect
+
 import torch
 from torch import Tensor, nn
+
+import petal
+from petal.norm import affine_parameters
 
 CLASSES = 5
 SIZE = 8
@@ -58,6 +63,13 @@ def network(name: str = "batch-norm", dtype: torch.dtype = torch.float32) -> nn.
             last = model.head if name == "vit" else model.fc
             last.weight.mul_(8)
     return model.eval().to(dtype)
+
+
+def source(method: type[petal.Adapter], model: nn.Module) -> dict[str, object]:
+    """What a method asks to know of the source: made-up statistics, for those that take them."""
+    if "statistics" not in inspect.signature(method.__init__).parameters:
+        return {}
+    return {"statistics": petal.SourceStatistics({name: torch.ones_like(p) for name, p in affine_parameters(model).items()})}
 
 
 def images(count: int = 12, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import petal
-from networks import NETWORKS, images, network
+from networks import NETWORKS, images, network, source
 
 VIEWS = 4
 
@@ -36,6 +36,9 @@ WRAPPED: dict[str, Callable[..., petal.Adapter]] = {  # what goes around a metho
         petal.SmallBatch(_petal(model, **options), memory=16, every=12), every=5, window=60
     ),
 }
+MAKE["sar"] = lambda model, **options: petal.SAR(model, **({"margin": 1.0, "reset_threshold": 0.0} | options))
+MAKE["deyo"] = lambda model, **options: petal.DeYO(model, **({"margin": 1.0, "plpd": -1.0} | options))
+MAKE["eata"] = lambda model, **options: petal.EATA(model, **source(petal.EATA, model), **options)
 MAKE |= {name: kind for name, kind in petal.METHODS.items() if name not in MAKE} | WRAPPED
 SENSIBLE = [(m, n) for m in petal.METHODS for n in NETWORKS if not (m == "bn" and n != "batch-norm")]
 SENSIBLE += [(w, n) for w in WRAPPED for n in ("batch-norm", "group-norm")]
@@ -229,6 +232,7 @@ class TestAdaptingMethods:
     def test_episodic_starts_every_batch_afresh(self, method: str, net: str) -> None:
         plain = {"restore": None, "views": 0} if method in ("cotta", "petal", "guard(petal)") else {}
         options = {"episodic": True} | plain
+        options |= {"destroy": petal.destroy.Occlusion(4, 2, 2)} if method == "deyo" else {}
         adapter = MAKE[method](network(net), steps=2, **options)
         first = adapter(images(seed=1))
         adapter(images(seed=2))

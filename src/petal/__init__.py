@@ -20,7 +20,23 @@ from petal.errors import (
 )
 from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
 from petal.guard import Alarm, Guard
-from petal.methods import METHODS, Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, SmallBatch, Source, Tent
+from petal.methods import (
+    EATA,
+    ETA,
+    METHODS,
+    RPL,
+    SAR,
+    Adapter,
+    BatchNorm,
+    CoTTA,
+    DeYO,
+    Petal,
+    PseudoLabel,
+    RDumb,
+    SmallBatch,
+    Source,
+    Tent,
+)
 from petal.parallel import ParallelError, parallelize
 from petal.posterior import DiagonalGaussian
 from petal.restore import Fisher, Stochastic
@@ -29,7 +45,11 @@ from petal.swag import fit_swag
 
 __all__ = [
     "CORRUPTIONS",
+    "EATA",
+    "ETA",
     "METHODS",
+    "RPL",
+    "SAR",
     "VALIDATION_CORRUPTIONS",
     "Adapter",
     "Alarm",
@@ -38,6 +58,7 @@ __all__ = [
     "CoTTA",
     "ConfigError",
     "DataError",
+    "DeYO",
     "DiagonalGaussian",
     "Fisher",
     "Guard",
@@ -50,6 +71,7 @@ __all__ = [
     "PosteriorError",
     "Prediction",
     "PseudoLabel",
+    "RDumb",
     "Record",
     "Result",
     "Scores",

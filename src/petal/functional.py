@@ -35,6 +35,32 @@ def entropy(logits: Tensor) -> Tensor:
     return -(logits.softmax(1) * logits.log_softmax(1)).sum(1)
 
 
+def opinion_entropy(logits: Tensor) -> Tensor:
+    """Entropy of the opinion that the evidence exp(logits) gives: C beliefs and one uncertainty (COME).
+
+    The length of the logits takes no part in the gradient: more evidence is no way to less entropy. The released code has
+    1000 in the place of C, the number of classes; the two agree on ImageNet.
+
+    >>> round(opinion_entropy(torch.zeros(1, 1)).item(), 4) == round(math.log(2), 4)    # exp(0) against C = 1
+    True
+    """
+    length = logits.norm(dim=1, keepdim=True).clamp(min=torch.finfo(logits.dtype).tiny)
+    logits = logits / length * length.detach()
+    uncertainty = logits.new_full((len(logits), 1), math.log(logits.shape[1]))
+    opinion = torch.cat([logits, uncertainty], 1).softmax(1) + 1e-7
+    return -(opinion * opinion.log()).sum(1)
+
+
+def generalised_cross_entropy(logits: Tensor, labels: Tensor, q: float) -> Tensor:
+    """(1 - p^q) / q of every sample, p being the probability of its label: cross-entropy as q goes to 0 (Zhang and Sabuncu).
+
+    >>> generalised_cross_entropy(torch.tensor([[0.0, 0.0]]), torch.tensor([0]), 1.0)
+    tensor([0.5000])
+    """
+    p = logits.softmax(1).gather(1, labels[:, None]).squeeze(1)
+    return (1 - p**q) / q
+
+
 def confidence(logits: Tensor) -> Tensor:
     """C(p(y|x)): the largest class probability of every sample.
 

@@ -4,7 +4,7 @@ It computes what `petal.methods.descent` does. On a GPU nothing waits for the ho
 and a counter on the device goes up. What the sweeps do not know runs its plain code over the same flat tensors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -177,6 +177,19 @@ class FlatDescent(Descent):
             member.is_current()
         self.restored = self.count[0] / len(self.flat)
         self._expose(rule)
+
+    def restart(
+        self, start: Values, when: Tensor | bool = True, fresh: Callable[[], torch.optim.Optimizer] | None = None
+    ) -> None:
+        """Weights as in `start` and an optimizer's state of zeros, where `when` is true; the host does not ask."""
+        if self.rule is None or self.linked is not self.optimizer:
+            super().restart(start, when, fresh)
+            return
+        where = torch.as_tensor(when, device=self.flat.device)
+        with torch.no_grad():
+            torch.where(where, self.engine.flat_of(start), self.flat, out=self.flat)
+            for state in () if fresh is None else (*self.state, self.step):
+                state.masked_fill_(where, 0)
 
     # The optimizer's own state, as views of flat buffers
 

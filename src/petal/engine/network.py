@@ -91,7 +91,12 @@ class FastNetwork(Network):
         engine = self.engine
         if engine.cuda or engine.low is not None:
             program = self._program(x, features, exact=True)
-            return program.run_to_learn(x) if learns else tuple(tensor.clone() for tensor in program.run([x])[0])
+            if learns:
+                return program.run_to_learn(x)
+            found = tuple(tensor.clone() for tensor in program.run([x])[0])
+            if not program.records:     # of a part of a batch, whose size is another each time, nothing is kept
+                self.programs = {key: kept for key, kept in self.programs.items() if kept is not program}
+            return found
         network = self._callable(True, features, engine.due(x.shape))
         with torch.set_grad_enabled(self.learns):
             found = outputs_of(network, engine.empty_like(x).copy_(x))

@@ -3,8 +3,14 @@
 from petal.methods.base import Adapter
 from petal.methods.bn import BatchNorm
 from petal.methods.cotta import CoTTA
+from petal.methods.deyo import DeYO
+from petal.methods.eata import EATA
+from petal.methods.eta import ETA
 from petal.methods.petal import Petal
 from petal.methods.pseudo_label import PseudoLabel
+from petal.methods.rdumb import RDumb
+from petal.methods.rpl import RPL
+from petal.methods.sar import SAR
 from petal.methods.small_batch import SmallBatch
 from petal.methods.source import Source
 from petal.methods.tent import Tent
@@ -17,6 +23,29 @@ METHODS: dict[str, type[Adapter]] = {
     "tent": Tent,
     "cotta": CoTTA,
     "petal": Petal,
+    "eta": ETA,
+    "eata": EATA,
+    "rdumb": RDumb,
+    "rpl": RPL,
+    "sar": SAR,
+    "deyo": DeYO,
 }
 
-__all__ = ["METHODS", "Adapter", "BatchNorm", "CoTTA", "Petal", "PseudoLabel", "SmallBatch", "Source", "Tent", "Wrapper"]
+__all__ = [
+    "EATA",
+    "ETA",
+    "METHODS",
+    "RPL",
+    "SAR",
+    "Adapter",
+    "BatchNorm",
+    "CoTTA",
+    "DeYO",
+    "Petal",
+    "PseudoLabel",
+    "RDumb",
+    "SmallBatch",
+    "Source",
+    "Tent",
+    "Wrapper",
+]

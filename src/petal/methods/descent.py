@@ -5,7 +5,7 @@ operations are small values that work on `Weights`: lists of tensors in one orde
 over one flat tensor, and those that it knows together in one pass.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -238,11 +238,11 @@ class Descent:
                 self.restored = count / sum(value.numel() for value in weights.values)
 
     @contextmanager
-    def perturbed(self, loss: Tensor, radius: float, when: Tensor | bool = True) -> Iterator[None]:
+    def perturbed(self, loss: Tensor, radius: float, when: Tensor | bool = True) -> Iterator[Tensor]:
         """In here the weights lie `radius` away, where the loss is highest to first order: sharpness-aware steps (SAM).
 
         A step taken in here has the gradient of there and starts from the weights of before. With `when` false, or a
-        gradient that is not finite, they are not moved away.
+        gradient that is not finite, they are not moved away. Gives one boolean on the device: true if they were.
         """
         made = self.gradient(loss, when=when)
         with torch.no_grad():
@@ -254,9 +254,19 @@ class Descent:
                 value.add_(torch.nan_to_num(gradient * scale, nan=0.0, posinf=0.0, neginf=0.0))
         self.clear()
         try:
-            yield
+            yield made
         finally:
             self._put_back()
+
+    def restart(
+        self, start: Values, when: Tensor | bool = True, fresh: Callable[[], torch.optim.Optimizer] | None = None
+    ) -> None:
+        """Where `when`, one boolean that may lie on the device, is true: weights as in `start`, and a `fresh` optimizer."""
+        if bool(when):
+            with torch.no_grad():
+                for value, first in zip(self.whole.values, self.whole.like(start), strict=True):
+                    value.copy_(first)
+            self.optimizer = self.optimizer if fresh is None else fresh()
 
     def clear(self) -> None:
         """Forget the gradients there are."""

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 from petal.methods import METHODS
 from petal.recipes.published import Recipe
 from petal.recipes.row import Row
+from petal.recipes.settings import SGD
 
 V = TypeVar("V")
 
@@ -17,8 +18,21 @@ def field(recipe: Recipe) -> list[Row]:
         return imagenet if recipe.classes == 1000 else cifar100 if recipe.classes == 100 else cifar10
 
     affine: dict[str, Any] = {"lr": recipe.affine_lr, "optimizer": recipe.affine_optimizer}
-    del by_benchmark, affine
-    return []
+    like = by_benchmark(0.4, 0.1, 0.05)                                # EATA's threshold of similarity
+    momentum = SGD(momentum=0.9)                                        # SAR's optimizer everywhere, in all released code
+    return [
+        _row("eta", **affine, similarity=like),
+        _row("eata", **affine, similarity=like, fisher_weight=by_benchmark(1.0, 1.0, 2000.0)),
+        _row("rdumb", **affine, similarity=by_benchmark(0.4, 0.4, 0.05)),   # the collection's: not that of ETA
+        _row("rpl", lr=by_benchmark(1e-3, 1e-3, 5e-4), optimizer=recipe.affine_optimizer),
+        _row("sar", lr=recipe.affine_lr, optimizer=momentum),
+        _row("deyo", **affine),
+        Row("come", "COME", "tent", {**affine, "loss": "come"}, frozenset({"loss"}), random=False),
+        Row("eata-come", "EATA + COME", "eata", {**affine, "similarity": like, "loss": "come",
+            "fisher_weight": by_benchmark(1.0, 1.0, 2000.0)}, frozenset({"loss"}), random=False),
+        Row("sar-come", "SAR + COME", "sar", {"lr": recipe.affine_lr, "optimizer": momentum, "loss": "come"},
+            frozenset({"loss"}), random=False),
+    ]  # fmt: skip
 
 
 def _row(method: str, **options: Any) -> Row:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from petal.augment import Views
+from petal.destroy import Occlusion, Patches, Pixels
 from petal.errors import ConfigError, PetalError
 from petal.methods import METHODS, Adapter
 from petal.recipes.names import unknown
@@ -45,9 +46,12 @@ class Adam:
         return torch.optim.Adam(parameters, lr=lr, betas=self.betas, weight_decay=self.weight_decay, fused=True)
 
 
-VALUES: dict[str, type] = {"Fisher": Fisher, "Stochastic": Stochastic, "Views": Views, "SGD": SGD, "Adam": Adam}
+VALUES: dict[str, type] = {
+    "Fisher": Fisher, "Stochastic": Stochastic, "Views": Views, "SGD": SGD, "Adam": Adam,
+    "Patches": Patches, "Pixels": Pixels, "Occlusion": Occlusion,
+}  # fmt: skip
 TAKES: dict[str, tuple[type, ...]] = {
-    "restore": (Fisher, Stochastic), "augment": (Views,), "optimizer": (SGD, Adam)
+    "restore": (Fisher, Stochastic), "augment": (Views,), "optimizer": (SGD, Adam), "destroy": (Patches, Pixels, Occlusion)
 }  # fmt: skip
 FIXED = ("self", "model", "posterior", "statistics", "seed", "adapter")  # given by the run, not by the user
 

@@ -1,0 +1,53 @@
+"""Back to the source, decided on the device: for methods that reset themselves."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from petal.methods.base import Adapter
+from petal.methods.descent import Values
+
+
+def restart(adapter: Adapter, start: Values, when: Tensor | bool = True, optimizer: bool = True) -> None:
+    """Put the adapted weights back to `start`, and with `optimizer` its state too, where one boolean is true.
+
+    Nothing waits for it on a GPU. `start` is `adapter.origin()`, kept from the constructor on. Declared state and networks
+    that follow the weights are the method's own to put back.
+    """
+    assert adapter.descent is not None, "a method that resets itself calls adapt() in its constructor"
+    adapter.descent.restart(start, when, adapter._fresh_optimizer if optimizer else None)
+
+
+@dataclass(frozen=True)
+class Every:
+    """True after every so many updates; the method declares the counter, an integer on the device."""
+
+    updates: int = 1000
+
+    def due(self, count: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The counter after a batch, which counts if its logits are finite, and whether it is time."""
+        counted = logits.isfinite().all()
+        count = count + counted
+        return count, counted & (count % self.updates == 0)
+
+
+@dataclass(frozen=True)
+class LossAverage:
+    """A moving average of losses that says when they are suspiciously low (SAR, Section 3.2).
+
+    The method declares the average, which begins at infinity: then the next loss is taken as it is.
+    """
+
+    threshold: float = 0.2
+    momentum: float = 0.9
+
+    def follow(self, average: Tensor, loss: Tensor, when: Tensor) -> Tensor:
+        """The average after a batch; the same where there was no loss."""
+        loss = loss.detach()
+        moved = torch.where(average.isinf(), loss, self.momentum * average + (1 - self.momentum) * loss)
+        return torch.where(when & loss.isfinite(), moved, average)
+
+    def collapsed(self, average: Tensor) -> Tensor:
+        """True if the average is below the threshold."""
+        return average < self.threshold
