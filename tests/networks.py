@@ -1,7 +1,11 @@
 """Tiny networks for the tests: batch norm, group norm, and a transformer with odd parameter names."""
 
+import inspect
+
 import torch
 from torch import Tensor, nn
+
+import petal
 
 CLASSES = 5
 SIZE = 8
@@ -65,3 +69,16 @@ def images(count: int = 12, seed: int = 0, dtype: torch.dtype = torch.float32) -
     coarse = torch.rand(count, 3, 3, 3, generator=generator)
     smooth = nn.functional.interpolate(coarse, size=SIZE, mode="bilinear")
     return (smooth + 0.1 * torch.randn(count, 3, SIZE, SIZE, generator=generator)).clamp(0, 1).to(dtype)
+
+
+def statistics(model: nn.Module) -> petal.SourceStatistics:
+    """Source statistics of a network by its own labels, as a method with a parameter of this name is given."""
+    like = next(model.parameters())
+    first = next(layer for layer in model.modules() if isinstance(layer, (nn.Conv2d, nn.Linear)))
+    batches = [images(24, s) if isinstance(first, nn.Conv2d) else torch.rand(24, first.in_features) for s in (90, 91)]
+    return petal.collect_statistics(model, [x.to(like) for x in batches], labels="predicted")
+
+
+def needed(method: str, model: nn.Module) -> list[petal.SourceStatistics]:
+    """The statistics, if the constructor of a method takes them: what it is given after the network."""
+    return [statistics(model)] if "statistics" in inspect.signature(petal.METHODS[method]).parameters else []

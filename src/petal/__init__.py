@@ -20,7 +20,7 @@ from petal.errors import (
 )
 from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
 from petal.guard import Alarm, Guard
-from petal.methods import METHODS, Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, SmallBatch, Source, Tent
+from petal.methods import CMF, METHODS, ROID, Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, SmallBatch, Source, Tent
 from petal.parallel import ParallelError, parallelize
 from petal.posterior import DiagonalGaussian
 from petal.restore import Fisher, Stochastic
@@ -28,8 +28,10 @@ from petal.statistics import SourceStatistics
 from petal.swag import fit_swag
 
 __all__ = [
+    "CMF",
     "CORRUPTIONS",
     "METHODS",
+    "ROID",
     "VALIDATION_CORRUPTIONS",
     "Adapter",
     "Alarm",

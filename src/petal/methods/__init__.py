@@ -2,9 +2,11 @@
 
 from petal.methods.base import Adapter
 from petal.methods.bn import BatchNorm
+from petal.methods.cmf import CMF
 from petal.methods.cotta import CoTTA
 from petal.methods.petal import Petal
 from petal.methods.pseudo_label import PseudoLabel
+from petal.methods.roid import ROID
 from petal.methods.small_batch import SmallBatch
 from petal.methods.source import Source
 from petal.methods.tent import Tent
@@ -17,6 +19,21 @@ METHODS: dict[str, type[Adapter]] = {
     "tent": Tent,
     "cotta": CoTTA,
     "petal": Petal,
+    "roid": ROID,
+    "cmf": CMF,
 }
 
-__all__ = ["METHODS", "Adapter", "BatchNorm", "CoTTA", "Petal", "PseudoLabel", "SmallBatch", "Source", "Tent", "Wrapper"]
+__all__ = [
+    "CMF",
+    "METHODS",
+    "ROID",
+    "Adapter",
+    "BatchNorm",
+    "CoTTA",
+    "Petal",
+    "PseudoLabel",
+    "SmallBatch",
+    "Source",
+    "Tent",
+    "Wrapper",
+]

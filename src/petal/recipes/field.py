@@ -1,5 +1,7 @@
 """Rows of the methods of the field, with the settings of their authors for each benchmark."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from petal.methods import METHODS
@@ -17,8 +19,20 @@ def field(recipe: Recipe) -> list[Row]:
         return imagenet if recipe.classes == 1000 else cifar100 if recipe.classes == 100 else cifar10
 
     affine: dict[str, Any] = {"lr": recipe.affine_lr, "optimizer": recipe.affine_optimizer}
-    del by_benchmark, affine
-    return []
+    calibrated = {"answer": "calibrated"}       # what NLL, Brier score and calibration error compare
+    del by_benchmark
+    return [
+        _row("roid", **affine),
+        _row("cmf", **affine),
+        _variant("roid-calibrated", _row("roid", **affine), calibrated),
+        _variant("cmf-calibrated", _row("cmf", **affine), calibrated),
+    ]
+
+
+def _variant(name: str, row: Row, own: Mapping[str, Any]) -> Row:
+    """A row of the same method that differs in these options."""
+    label = f"{row.label} ({', '.join(map(str, own.values()))})"
+    return replace(row, name=name, label=label, options={**row.options, **own}, own=frozenset(own))
 
 
 def _row(method: str, **options: Any) -> Row:
