@@ -20,7 +20,21 @@ from petal.errors import (
 )
 from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
 from petal.guard import Alarm, Guard
-from petal.methods import CMF, METHODS, ROID, Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, SmallBatch, Source, Tent
+from petal.methods import (
+    CMF,
+    METHODS,
+    RMT,
+    ROID,
+    SANTA,
+    Adapter,
+    BatchNorm,
+    CoTTA,
+    Petal,
+    PseudoLabel,
+    SmallBatch,
+    Source,
+    Tent,
+)
 from petal.parallel import ParallelError, parallelize
 from petal.posterior import DiagonalGaussian
 from petal.restore import Fisher, Stochastic
@@ -31,7 +45,9 @@ __all__ = [
     "CMF",
     "CORRUPTIONS",
     "METHODS",
+    "RMT",
     "ROID",
+    "SANTA",
     "VALIDATION_CORRUPTIONS",
     "Adapter",
     "Alarm",

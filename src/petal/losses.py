@@ -11,7 +11,7 @@ from petal.functional import entropy
 
 
 def soft_likelihood_ratio(logits: Tensor, clip: float = 0.99, eps: float = 1e-5) -> Tensor:
-    """-Σ p log(p / (1 - p) + eps) of every sample, p clipped from above: ROID's loss, whose gradient does not fade for sure samples.
+    """-Σ p log(p / (1 - p) + eps) of every sample, p clipped from above: the loss of ROID.
 
     >>> soft_likelihood_ratio(torch.zeros(1, 2)).abs().item() < 1e-4
     True

@@ -107,7 +107,7 @@ class FlatDescent(Descent):
 
     @contextmanager
     def unlinked(self) -> Iterator[None]:
-        """In here programs alone, which scale, write to the flat gradient. That of parameters used outside of them is added."""
+        """In here programs, which scale, write to the flat gradient, and nothing else does: the rest is added at the end."""
         for parameter in self.parameters.values():
             parameter.grad = None
         yield
@@ -163,7 +163,8 @@ class FlatDescent(Descent):
         """The optimizer's step and what comes after it, where the gradients may be used."""
         self.waiting = False
         average, restore, rest = self._known(after)
-        rule = passes.Rule.of(self.optimizer) if self._in_step() else None
+        self._take_over()
+        rule = passes.Rule.of(self.optimizer) if self.even else None
         if rule is None or (self.flat.device.type == "cpu" and len(rest) == len(after)):
             self.restored = 0.0
             if bool(made):
@@ -207,12 +208,19 @@ class FlatDescent(Descent):
 
     # The optimizer's own state, as views of flat buffers
 
-    def _in_step(self) -> bool:
-        """True if the optimizer has made as many steps with every parameter: the sweep counts them once for all."""
-        if self.judged is not self.optimizer:
-            steps = {float(self.optimizer.state.get(p, {}).get("step", 0.0)) for p in self.parameters.values()}
-            self.judged, self.even = self.optimizer, len(steps) == 1
-        return self.even
+    def _take_over(self) -> None:
+        """Learn of another optimizer if it has made as many steps with every parameter: the sweep counts them once for all.
+
+        Its state gets the layout of the parameters: torch's fused optimizers go through memory, whatever the layout.
+        """
+        if self.judged is self.optimizer:
+            return
+        states = [(p, self.optimizer.state.get(p, {})) for p in self.parameters.values()]
+        for parameter, state in states:
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                    state[key] = torch.empty_like(parameter).copy_(value)
+        self.judged, self.even = self.optimizer, len({float(state.get("step", 0.0)) for _, state in states}) == 1
 
     def _link(self, rule: passes.Rule) -> None:
         """Take over the state of the optimizer that there is."""

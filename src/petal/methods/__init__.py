@@ -6,7 +6,9 @@ from petal.methods.cmf import CMF
 from petal.methods.cotta import CoTTA
 from petal.methods.petal import Petal
 from petal.methods.pseudo_label import PseudoLabel
+from petal.methods.rmt import RMT
 from petal.methods.roid import ROID
+from petal.methods.santa import SANTA
 from petal.methods.small_batch import SmallBatch
 from petal.methods.source import Source
 from petal.methods.tent import Tent
@@ -21,12 +23,16 @@ METHODS: dict[str, type[Adapter]] = {
     "petal": Petal,
     "roid": ROID,
     "cmf": CMF,
+    "rmt": RMT,
+    "santa": SANTA,
 }
 
 __all__ = [
     "CMF",
     "METHODS",
+    "RMT",
     "ROID",
+    "SANTA",
     "Adapter",
     "BatchNorm",
     "CoTTA",

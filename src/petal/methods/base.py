@@ -163,13 +163,18 @@ class Adapter(nn.Module):
         """
         with torch.inference_mode(False):
             self._declared[name] = None if value is None else value.detach().clone()
-            self.register_buffer(name, value.clone() if value is not None and value.is_inference() else value, persistent=False)
+            value = value.clone() if value is not None and value.is_inference() else value
+        self.register_buffer(name, value, persistent=False)
 
     def register_statistics(self, name: str) -> None:
         """Declare that the buffers of the network called `name` change while adapting, such as running statistics."""
         for key, buffer in getattr(self, name).state_dict(keep_vars=True).items():
             if not isinstance(buffer, nn.Parameter):
                 self._buffers_start[f"{name}.{key}"] = buffer.detach().clone()
+
+    def begin_here(self) -> None:
+        """Let `reset` put random numbers back to where they are now: for constructors that draw some."""
+        self._seed = self.generator.get_state()
 
     # What a step is made of
 
