@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from networks import images, network, source
+from networks import images, needed, network
 from petal import METHODS, Adapter, DiagonalGaussian, Guard, SmallBatch, accelerate, iter_evaluate
 from petal.checkpoint import Checkpoints
 from petal.engine import policy_for
@@ -23,8 +23,8 @@ def make(name: str, engine: str) -> Adapter:
     method, *around = name.split("+")
     model = network()
     views = {"views": 1, "confidence": 0.9} if issubclass(METHODS[method], MeanTeacher) else {}
-    prior = [DiagonalGaussian.isotropic(model, 0.1)] if method == "petal" else []
-    adapter: Adapter = METHODS[method](model, *prior, **views, **source(METHODS[method], model))
+    prior = [DiagonalGaussian.isotropic(model, 0.1)] if method == "petal" else needed(method, model)
+    adapter: Adapter = METHODS[method](model, *prior, **views)
     for wrapper in around:
         adapter = SmallBatch(adapter, memory=8, every=1) if wrapper == "small" else Guard(adapter, every=2, window=40)
     policy = policy_for(adapter.device)

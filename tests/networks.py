@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 import petal
-from petal.norm import affine_parameters
 
 CLASSES = 5
 SIZE = 8
@@ -65,15 +64,21 @@ def network(name: str = "batch-norm", dtype: torch.dtype = torch.float32) -> nn.
     return model.eval().to(dtype)
 
 
-def source(method: type[petal.Adapter], model: nn.Module) -> dict[str, object]:
-    """What a method asks to know of the source: made-up statistics, for those that take them."""
-    if "statistics" not in inspect.signature(method.__init__).parameters:
-        return {}
-    return {"statistics": petal.SourceStatistics({name: torch.ones_like(p) for name, p in affine_parameters(model).items()})}
-
-
 def images(count: int = 12, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     coarse = torch.rand(count, 3, 3, 3, generator=generator)
     smooth = nn.functional.interpolate(coarse, size=SIZE, mode="bilinear")
     return (smooth + 0.1 * torch.randn(count, 3, SIZE, SIZE, generator=generator)).clamp(0, 1).to(dtype)
+
+
+def statistics(model: nn.Module) -> petal.SourceStatistics:
+    """Source statistics of a network by its own labels, as a method with a parameter of this name is given."""
+    like = next(model.parameters())
+    first = next(layer for layer in model.modules() if isinstance(layer, (nn.Conv2d, nn.Linear)))
+    batches = [images(24, s) if isinstance(first, nn.Conv2d) else torch.rand(24, first.in_features) for s in (90, 91)]
+    return petal.collect_statistics(model, [x.to(like) for x in batches], labels="predicted")
+
+
+def needed(method: str, model: nn.Module) -> list[petal.SourceStatistics]:
+    """The statistics, if the constructor of a method takes them: what it is given after the network."""
+    return [statistics(model)] if "statistics" in inspect.signature(petal.METHODS[method]).parameters else []

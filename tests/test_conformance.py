@@ -1,6 +1,7 @@
 """One suite that every method passes on every network for which it makes sense."""
 
 import copy
+import inspect
 import pickle
 from collections.abc import Callable
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import petal
-from networks import NETWORKS, images, network, source
+from networks import NETWORKS, images, needed, network
 
 VIEWS = 4
 
@@ -38,8 +39,14 @@ WRAPPED: dict[str, Callable[..., petal.Adapter]] = {  # what goes around a metho
 }
 MAKE["sar"] = lambda model, **options: petal.SAR(model, **({"margin": 1.0, "reset_threshold": 0.0} | options))
 MAKE["deyo"] = lambda model, **options: petal.DeYO(model, **({"margin": 1.0, "plpd": -1.0} | options))
-MAKE["eata"] = lambda model, **options: petal.EATA(model, **source(petal.EATA, model), **options)
-MAKE |= {name: kind for name, kind in petal.METHODS.items() if name not in MAKE} | WRAPPED
+
+
+def _with_what_it_needs(kind: type[petal.Adapter]) -> Callable[..., petal.Adapter]:
+    name = next(name for name, known in petal.METHODS.items() if known is kind)
+    return lambda model, **options: kind(model, *needed(name, model), **options)
+
+
+MAKE |= {name: _with_what_it_needs(kind) for name, kind in petal.METHODS.items() if name not in MAKE} | WRAPPED
 SENSIBLE = [(m, n) for m in petal.METHODS for n in NETWORKS if not (m == "bn" and n != "batch-norm")]
 SENSIBLE += [(w, n) for w in WRAPPED for n in ("batch-norm", "group-norm")]
 ADAPTING = [(m, n) for m, n in SENSIBLE if m not in ("source", "bn") and "small" not in m]  # it learns at its own pace
@@ -56,6 +63,12 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
             monkeypatch.setitem(
                 MAKE, name, lambda *args, make=make, **kw: petal.accelerate(make(*args, **kw), policy=copy.copy(PLAIN))
             )
+
+
+def without_chance(method: str) -> dict[str, object]:
+    """An augmentation of any input that draws nothing, where a method has one and no number of views."""
+    known = inspect.signature(petal.METHODS[method]).parameters if method in petal.METHODS else {}
+    return {"augment": lambda x: 0.9 * x} if "augment" in known and "views" not in known else {}
 
 
 def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
@@ -230,7 +243,7 @@ class TestAdaptingMethods:
         assert same(inner(once.state_dict()), inner(twice.state_dict()))
 
     def test_episodic_starts_every_batch_afresh(self, method: str, net: str) -> None:
-        plain = {"restore": None, "views": 0} if method in ("cotta", "petal", "guard(petal)") else {}
+        plain = {"restore": None, "views": 0} if method in ("cotta", "petal", "guard(petal)") else without_chance(method)
         options = {"episodic": True} | plain
         options |= {"destroy": petal.destroy.Occlusion(4, 2, 2)} if method == "deyo" else {}
         adapter = MAKE[method](network(net), steps=2, **options)
@@ -303,7 +316,7 @@ class TestAdaptingMethods:
 @pytest.mark.parametrize("method", [m for m in petal.METHODS if m != "source"])
 def test_one_value_a_channel_is_refused_with_advice(method: str) -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).eval()
-    adapter = MAKE[method](model, **({"views": 0} if method in ("cotta", "petal") else {}))
+    adapter = MAKE[method](model, **({"views": 0} if method in ("cotta", "petal") else without_chance(method)))
     adapter(torch.rand(8, 4))
     before = adapter.state_dict()
     with pytest.raises(petal.InputError, match=r"batch norm '1' sees one value a channel.*two images or more"):

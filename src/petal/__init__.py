@@ -21,10 +21,14 @@ from petal.errors import (
 from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
 from petal.guard import Alarm, Guard
 from petal.methods import (
+    CMF,
     EATA,
     ETA,
     METHODS,
+    RMT,
+    ROID,
     RPL,
+    SANTA,
     SAR,
     Adapter,
     BatchNorm,
@@ -44,11 +48,15 @@ from petal.statistics import SourceStatistics
 from petal.swag import fit_swag
 
 __all__ = [
+    "CMF",
     "CORRUPTIONS",
     "EATA",
     "ETA",
     "METHODS",
+    "RMT",
+    "ROID",
     "RPL",
+    "SANTA",
     "SAR",
     "VALIDATION_CORRUPTIONS",
     "Adapter",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import petal
-from networks import NETWORKS, images, network, source
+from networks import NETWORKS, images, needed, network
 from petal._threads import Crew
 from petal.cli.common import choose_device
 from petal.engine import Engine, Policy, keep_freed_memory, passes, policy_for
@@ -37,7 +37,7 @@ def make(kind: str, model: nn.Module, **options: object) -> petal.Adapter:
         return petal.Petal(model, q, **(settings | options))
     if kind == "cotta":
         return petal.CoTTA(model, **({"views": 4, "confidence": 2.0, "restore": None, "ema": 0.9} | options))
-    return petal.METHODS[kind](model, **source(petal.METHODS[kind], model), **options)
+    return petal.METHODS[kind](model, *needed(kind, model), **options)
 
 
 GATES = ("open", "closed", "mixed")

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 import petal
-from networks import images, network, source
+from networks import images, needed, network
 from petal.engine import Policy
 
 ENGINES = ("eager", "auto")
@@ -21,7 +21,7 @@ def make(kind: str, engine: str = "eager", net: torch.nn.Module | None = None, *
     elif kind == "cotta":
         adapter = petal.CoTTA(model, **({"restore": petal.Stochastic(0.1)} | teacher))
     else:
-        adapter = petal.METHODS[kind](model, **source(petal.METHODS[kind], model), **options)
+        adapter = petal.METHODS[kind](model, *needed(kind, model), **options)
     return petal.accelerate(adapter, engine, policy=Policy())
 
 

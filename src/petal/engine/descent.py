@@ -4,7 +4,8 @@ It computes what `petal.methods.descent` does. On a GPU nothing waits for the ho
 and a counter on the device goes up. What the sweeps do not know runs its plain code over the same flat tensors.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,6 +60,8 @@ class FlatDescent(Descent):
         self.waiting = False                                                    # gradients wait to be used
         self.rule: passes.Rule | None = None
         self.linked: torch.optim.Optimizer | None = None
+        self.judged: torch.optim.Optimizer | None = None                        # whether it counts the same steps for all
+        self.even = True
         self.state: list[Tensor] = []
         self.step = torch.zeros((), device=flat.device)
         self.rates: Tensor | None = None
@@ -87,7 +90,8 @@ class FlatDescent(Descent):
         self.grad.zero_()
         self.unscale, self.waiting = None, True
         self.engine.note_range()
-        loss.backward(inputs=[*self.parameters.values(), self.engine.anchor])  # type: ignore[no-untyped-call]
+        with self.unlinked() if self.engine.scales else nullcontext():
+            loss.backward(inputs=[*self.parameters.values(), self.engine.anchor])  # type: ignore[no-untyped-call]
         with torch.no_grad():
             wanted = self.engine.always if when is True else torch.as_tensor(when, device=loss.device)
             self.ok.copy_((loss.detach().isfinite() & self.engine.in_range & wanted).reshape(1))
@@ -100,6 +104,29 @@ class FlatDescent(Descent):
         """Let the parameters' gradients be views of the flat one."""
         for parameter, view in zip(self.parameters.values(), self.grad_views, strict=True):
             parameter.grad = view
+
+    @contextmanager
+    def unlinked(self) -> Iterator[None]:
+        """In here programs, which scale, write to the flat gradient, and nothing else does: the rest is added at the end."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+        yield
+        outside = [(v, p.grad) for v, p in zip(self.grad_views, self.parameters.values(), strict=True) if p.grad is not None]
+        if outside and self.unscale is not None:
+            self.grad.mul_(self.unscale)
+            self.unscale = None
+        for view, gradient in outside:
+            view.add_(gradient)
+        self.link_gradients()
+
+    @contextmanager
+    def receiving(self) -> Iterator[None]:
+        """In here the parameters' gradients are the flat one, as a program adds to it; outside of it they keep their own."""
+        kept = [parameter.grad for parameter in self.parameters.values()]
+        self.link_gradients()
+        yield
+        for parameter, gradient in zip(self.parameters.values(), kept, strict=True):
+            parameter.grad = gradient
 
     def scaled(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Gradients of a network's results, scaled to about one; what was added up before is brought to the same scale.
@@ -136,7 +163,8 @@ class FlatDescent(Descent):
         """The optimizer's step and what comes after it, where the gradients may be used."""
         self.waiting = False
         average, restore, rest = self._known(after)
-        rule = passes.Rule.of(self.optimizer)
+        self._take_over()
+        rule = passes.Rule.of(self.optimizer) if self.even else None
         if rule is None or (self.flat.device.type == "cpu" and len(rest) == len(after)):
             self.restored = 0.0
             if bool(made):
@@ -192,6 +220,20 @@ class FlatDescent(Descent):
                 state.masked_fill_(where, 0)
 
     # The optimizer's own state, as views of flat buffers
+
+    def _take_over(self) -> None:
+        """Learn of another optimizer if it has made as many steps with every parameter: the sweep counts them once for all.
+
+        Its state gets the layout of the parameters: torch's fused optimizers go through memory, whatever the layout.
+        """
+        if self.judged is self.optimizer:
+            return
+        states = [(p, self.optimizer.state.get(p, {})) for p in self.parameters.values()]
+        for parameter, state in states:
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape and value.stride() != parameter.stride():
+                    state[key] = torch.empty_like(parameter).copy_(value)
+        self.judged, self.even = self.optimizer, len({float(state.get("step", 0.0)) for _, state in states}) == 1
 
     def _link(self, rule: passes.Rule) -> None:
         """Take over the state of the optimizer that there is."""

@@ -116,6 +116,11 @@ class Engine:
             self.compiled.add(shape)
         return shape in self.compiled
 
+    @property
+    def scales(self) -> bool:
+        """True if networks that learn run as programs, which scale their gradients."""
+        return self.cuda or self.low is not None
+
     def room(self) -> Room:
         """The first room in which nothing waits for its backward pass."""
         free = next((room for room in self.rooms if room.waiting is None), None)
@@ -195,6 +200,8 @@ class Engine:
         finally:
             for room in self.rooms:
                 room.waiting = None
+            for maker in self._makers.values():
+                maker.end()
 
     def _one_tensor(self, values: Mapping[str, Tensor]) -> Tensor:
         """The flat tensor that these are views of, if there is one, or a new one."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+RARE = 8  # programs of shapes that are not compiled: methods that select samples bring new ones all the time
 LARGE = 1 << 16  # numbers in a batch: two such views fill a GPU, and more of them only take memory
 
 
@@ -89,7 +90,7 @@ class FastNetwork(Network):
     def _exactly(self, x: Tensor, features: bool, learns: bool) -> tuple[Tensor, ...]:
         """By the student's program, which is the one with gradients even where none are wanted."""
         engine = self.engine
-        if engine.cuda or engine.low is not None:
+        if engine.scales:
             program = self._program(x, features, exact=True)
             if learns:
                 return program.run_to_learn(x)
@@ -132,6 +133,8 @@ class FastNetwork(Network):
         if program is None or program.network is not network:
             program = None  # its memory is free before the new one takes its own
             self.programs.pop(key, None)
+            for rare in [k for k, kept in self.programs.items() if not kept.compiled][:-RARE]:
+                del self.programs[rare]
             program = self.programs[key] = Program(
                 engine, network, x, low, learns=exact and self.learns, room=room, compiled=compiled, batches=batches
             )
@@ -166,7 +169,7 @@ class FastNetwork(Network):
         policy = self.engine.policy
         most = min(policy.view_streams, 2) if views.x.numel() > LARGE else policy.view_streams
         count = max(n for n in range(1, most + 1) if len(wanted) % n == 0) if views.sharing is None else 1
-        made = self._made(views, wanted)
+        made = self.made(views, wanted)
         for _ in range(len(wanted) // count):
             several: Iterable[Tensor] = islice(made, count)
             if self.engine.low_views is not None and not self.engine.proven:
@@ -179,7 +182,7 @@ class FastNetwork(Network):
     def _run_views(self, x: Tensor, count: int, several: Iterable[Tensor]) -> list[tuple[Tensor, ...]]:
         return self._program(x, False, batches=count).run(several)
 
-    def _made(self, views: ViewSource, wanted: Sequence[int]) -> Iterator[Tensor]:
+    def made(self, views: ViewSource, wanted: Sequence[int]) -> Iterator[Tensor]:
         """The views with these numbers, in order; on a GPU many by one kernel."""
         if self.engine.cuda and views.views is not None:
             yield from made_together(views, wanted)

@@ -46,7 +46,7 @@ class Program:
         self.back: list[Tensor] = []                                # gradients of the results
         self.replay: Callable[[], None] | None = None
         self.replay_back: Callable[[], None] | None = None
-        self.records = compiled and cuda
+        self.compiled, self.records = compiled, compiled and cuda
 
     def run(self, batches: Iterable[Tensor]) -> list[tuple[Tensor, ...]]:
         """The results, on tensors that the next run of this room writes over. A batch is copied before the next is made."""
@@ -71,7 +71,11 @@ class Program:
         scaled = descent.scaled(gradients)
         for place, gradient in zip(self.back, scaled, strict=True):
             place.copy_(gradient)
-        (self.replay_back or self._backward)()
+        if self.replay_back is None:
+            with descent.receiving():
+                self._backward()
+        else:
+            self.replay_back()
         self.room.waiting = None
 
     def _forward(self) -> None:

@@ -58,11 +58,16 @@ class Maker:
 
     def begin(self, x: Tensor) -> None:
         """Take the batch [N, C, H, W] whose views are to be made."""
-        self.x = x.clamp(0, 1).permute(1, 2, 3, 0).contiguous() if self.side_by_side else x
+        self.x: Tensor | None = x.clamp(0, 1).permute(1, 2, 3, 0).contiguous() if self.side_by_side else x
+
+    def end(self) -> None:
+        """Let go of the batch."""
+        self.x = None
 
     def make(self, uniform: Tensor, noise: Tensor) -> Tensor:
         """The view [N, C, H, W] that the random numbers mean."""
         views, parts, x = self.views, self.parts, self.x
+        assert x is not None
         if not self.side_by_side or parts is None:
             return views.apply(x, uniform, noise, parts)
         channels, height, width, count = x.shape

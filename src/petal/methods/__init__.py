@@ -2,6 +2,7 @@
 
 from petal.methods.base import Adapter
 from petal.methods.bn import BatchNorm
+from petal.methods.cmf import CMF
 from petal.methods.cotta import CoTTA
 from petal.methods.deyo import DeYO
 from petal.methods.eata import EATA
@@ -9,7 +10,10 @@ from petal.methods.eta import ETA
 from petal.methods.petal import Petal
 from petal.methods.pseudo_label import PseudoLabel
 from petal.methods.rdumb import RDumb
+from petal.methods.rmt import RMT
+from petal.methods.roid import ROID
 from petal.methods.rpl import RPL
+from petal.methods.santa import SANTA
 from petal.methods.sar import SAR
 from petal.methods.small_batch import SmallBatch
 from petal.methods.source import Source
@@ -29,13 +33,21 @@ METHODS: dict[str, type[Adapter]] = {
     "rpl": RPL,
     "sar": SAR,
     "deyo": DeYO,
+    "roid": ROID,
+    "cmf": CMF,
+    "rmt": RMT,
+    "santa": SANTA,
 }
 
 __all__ = [
+    "CMF",
     "EATA",
     "ETA",
     "METHODS",
+    "RMT",
+    "ROID",
     "RPL",
+    "SANTA",
     "SAR",
     "Adapter",
     "BatchNorm",

@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from petal.augment import Augment
 from petal.errors import ConfigError
 from petal.methods.card import Card
 from petal.methods.descent import Descent
 from petal.methods.inputs import check_batch, check_number
-from petal.methods.network import Network, logits_of
+from petal.methods.network import Network, ViewSource, logits_of
 from petal.methods.state import misfits, optimizer_state, optimizer_to_load
 from petal.norm import network_copy
 
@@ -141,7 +142,8 @@ class Adapter(nn.Module):
         for parameter in self.adapted.values():
             parameter.requires_grad_(True)
         if start is None:
-            self._start = {name: p.detach().clone() for name, p in self.adapted.items()}
+            with torch.inference_mode(False):
+                self._start = {name: p.detach().clone() for name, p in self.adapted.items()}
         else:
             self._start = dict(start.named_parameters())
         self.lr, self._make_optimizer = lr, optimizer or adam
@@ -159,14 +161,20 @@ class Adapter(nn.Module):
         It is then in the state and checkpoints, `reset` puts it back, `predict` and refused batches leave it alone. Change
         it in place or by assignment. One that begins as None may be of any shape later.
         """
+        with torch.inference_mode(False):
+            self._declared[name] = None if value is None else value.detach().clone()
+            value = value.clone() if value is not None and value.is_inference() else value
         self.register_buffer(name, value, persistent=False)
-        self._declared[name] = None if value is None else value.detach().clone()
 
     def register_statistics(self, name: str) -> None:
         """Declare that the buffers of the network called `name` change while adapting, such as running statistics."""
         for key, buffer in getattr(self, name).state_dict(keep_vars=True).items():
             if not isinstance(buffer, nn.Parameter):
                 self._buffers_start[f"{name}.{key}"] = buffer.detach().clone()
+
+    def begin_here(self) -> None:
+        """Let `reset` put random numbers back to where they are now: for constructors that draw some."""
+        self._seed = self.generator.get_state()
 
     # What a step is made of
 
@@ -185,6 +193,10 @@ class Adapter(nn.Module):
             found = Network(module) if self.executor is None else self.executor.network(module)
             self._networks[module] = found
         return found
+
+    def augmented(self, x: Tensor, augment: Augment) -> Tensor:
+        """One view of a batch, by random numbers of the adapter's own."""
+        return next(self.network(self.model).made(ViewSource(x, augment, 1, self.generator), [0]))
 
     def descend(self, loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """One step on a loss, with penalties and what comes after the step: see `Descent`."""

@@ -144,6 +144,40 @@ class Pull:
 
 
 @dataclass(frozen=True, eq=False)
+class Kalman:
+    """Weights filtered over time: a hidden state follows them by a Kalman gain, and they move toward it (CMF).
+
+    Of the hidden state goes 1 - `keep` to the source before every look at the weights, and its `variance`, one number that
+    changes in place, grows by `noise`. What is seen of the weights has the variance 1 - `noise`. As in the released code the
+    hidden state keeps `floor` of itself at least, and all where the gain is below 1e-4.
+    """
+
+    hidden: Values
+    source: Values
+    variance: Tensor
+    noise: float
+    keep: float
+    share: float
+    floor: float = 0.89
+    elementwise = True
+
+    def prepare(self, weights: Weights) -> None:
+        """Nothing."""
+
+    def apply_(self, weights: Weights, prepared: None) -> None:
+        """Move the hidden state toward the source, then toward the weights, then the weights toward it."""
+        hidden = weights.like(self.hidden)
+        F.ema_(hidden, weights.like(self.source), self.keep)
+        self.variance.mul_(self.keep**2).add_(self.noise)
+        kept = ((1 - self.noise) / (self.variance + 1 - self.noise)).clamp(min=self.floor)
+        kept = torch.where(kept < 0.9999, kept, 1.0)
+        self.variance.mul_(kept)
+        for state, value in zip(hidden, weights.values, strict=True):
+            state.lerp_(value, (1 - kept).to(value.dtype))
+        F.ema_(weights.values, hidden, 1.0 - self.share)
+
+
+@dataclass(frozen=True, eq=False)
 class PutBack:
     """θ ← m θ_0 + (1 - m) θ with the masks m of a restore (Alg. 2, l. 13-15); optimizer and teacher keep what they have."""
 

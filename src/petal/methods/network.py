@@ -37,9 +37,11 @@ class Network:
 
     def each(self, views: "ViewSource", wanted: Sequence[int]) -> Iterator[Tensor]:
         """Logits of the views with these numbers, in order. All are drawn, so that random numbers stay in step."""
-        for number, drawn in enumerate(views.draws()):
-            if number in wanted:
-                yield self(views.make(drawn))
+        return (self(view) for view in self.made(views, wanted))
+
+    def made(self, views: "ViewSource", wanted: Sequence[int]) -> Iterator[Tensor]:
+        """The views with these numbers, in order."""
+        return (views.make(drawn) for number, drawn in enumerate(views.draws()) if number in wanted)
 
 
 def logits_of(module: Any, x: Tensor) -> Tensor:

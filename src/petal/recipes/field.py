@@ -1,5 +1,7 @@
 """Rows of the methods of the field, with the settings of their authors for each benchmark."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from petal.methods import METHODS
@@ -20,6 +22,7 @@ def field(recipe: Recipe) -> list[Row]:
     affine: dict[str, Any] = {"lr": recipe.affine_lr, "optimizer": recipe.affine_optimizer}
     like = by_benchmark(0.4, 0.1, 0.05)                                # EATA's threshold of similarity
     momentum = SGD(momentum=0.9)                                        # SAR's optimizer everywhere, in all released code
+    calibrated = {"answer": "calibrated"}       # what NLL, Brier score and calibration error compare
     return [
         _row("eta", **affine, similarity=like),
         _row("eata", **affine, similarity=like, fisher_weight=by_benchmark(1.0, 1.0, 2000.0)),
@@ -32,7 +35,17 @@ def field(recipe: Recipe) -> list[Row]:
             "fisher_weight": by_benchmark(1.0, 1.0, 2000.0)}, frozenset({"loss"}), random=False),
         Row("sar-come", "SAR + COME", "sar", {"lr": recipe.affine_lr, "optimizer": momentum, "loss": "come"},
             frozenset({"loss"}), random=False),
+        _row("roid", **affine),
+        _row("cmf", **affine),
+        _variant("roid-calibrated", _row("roid", **affine), calibrated),
+        _variant("cmf-calibrated", _row("cmf", **affine), calibrated),
     ]  # fmt: skip
+
+
+def _variant(name: str, row: Row, own: Mapping[str, Any]) -> Row:
+    """A row of the same method that differs in these options."""
+    label = f"{row.label} ({', '.join(map(str, own.values()))})"
+    return replace(row, name=name, label=label, options={**row.options, **own}, own=frozenset(own))
 
 
 def _row(method: str, **options: Any) -> Row:
