@@ -27,6 +27,7 @@ MAKE: dict[str, Callable[..., petal.Adapter]] = {
     "tent": petal.Tent,
     "cotta": lambda model, **options: petal.CoTTA(model, **({"views": VIEWS, "restore": petal.Stochastic(0.1)} | options)),
     "petal": _petal,
+    "rotta": lambda model, **options: petal.RoTTA(model, **({"memory": 12, "every": 12} | options)),
 }
 WRAPPED: dict[str, Callable[..., petal.Adapter]] = {  # what goes around a method is an adapter like any other
     "guard(petal)": lambda model, **options: petal.Guard(_petal(model, **options), every=5, window=60),
@@ -40,6 +41,8 @@ MAKE |= {name: kind for name, kind in petal.METHODS.items() if name not in MAKE}
 SENSIBLE = [(m, n) for m in petal.METHODS for n in NETWORKS if not (m == "bn" and n != "batch-norm")]
 SENSIBLE += [(w, n) for w in WRAPPED for n in ("batch-norm", "group-norm")]
 ADAPTING = [(m, n) for m, n in SENSIBLE if m not in ("source", "bn") and "small" not in m]  # it learns at its own pace
+VIEWED = ("rotta",)                                         # draws random views in every step
+REMEMBERS = ("rotta",)                                      # a memory takes in what an update is not made of
 
 
 PLAIN = petal.engine.Policy()  # flat parameters and channels-last, nothing compiled
@@ -228,6 +231,7 @@ class TestAdaptingMethods:
 
     def test_episodic_starts_every_batch_afresh(self, method: str, net: str) -> None:
         plain = {"restore": None, "views": 0} if method in ("cotta", "petal", "guard(petal)") else {}
+        plain |= {"augment": lambda x: x.flip(-1)} if method in VIEWED else {}
         options = {"episodic": True} | plain
         adapter = MAKE[method](network(net), steps=2, **options)
         first = adapter(images(seed=1))
@@ -263,6 +267,8 @@ class TestAdaptingMethods:
         assert all(torch.equal(a, b) for a, b in zip(rest, run(other, 3, 2), strict=True))
 
     def test_a_loss_that_is_not_finite_is_skipped_and_counted(self, method: str, net: str) -> None:
+        if method in REMEMBERS:
+            pytest.skip("see its own tests")
         adapter = MAKE[method](network(net))
         run(adapter, 0, 2)
         with torch.no_grad():
@@ -296,7 +302,7 @@ class TestAdaptingMethods:
             MAKE[method](network(net), steps=value)
 
 
-@pytest.mark.parametrize("method", [m for m in petal.METHODS if m != "source"])
+@pytest.mark.parametrize("method", [m for m in petal.METHODS if m != "source" and m not in REMEMBERS])
 def test_one_value_a_channel_is_refused_with_advice(method: str) -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).eval()
     adapter = MAKE[method](model, **({"views": 0} if method in ("cotta", "petal") else {}))

@@ -20,7 +20,7 @@ from petal.errors import (
 )
 from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
 from petal.guard import Alarm, Guard
-from petal.methods import METHODS, Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, SmallBatch, Source, Tent
+from petal.methods import METHODS, Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, RoTTA, SmallBatch, Source, Tent
 from petal.parallel import ParallelError, parallelize
 from petal.posterior import DiagonalGaussian
 from petal.restore import Fisher, Stochastic
@@ -52,6 +52,7 @@ __all__ = [
     "PseudoLabel",
     "Record",
     "Result",
+    "RoTTA",
     "Scores",
     "SmallBatch",
     "Source",

@@ -3,8 +3,10 @@
 from petal.methods.base import Adapter
 from petal.methods.bn import BatchNorm
 from petal.methods.cotta import CoTTA
+from petal.methods.memory import CSTU, PBRS, Memory
 from petal.methods.petal import Petal
 from petal.methods.pseudo_label import PseudoLabel
+from petal.methods.rotta import RoTTA
 from petal.methods.small_batch import SmallBatch
 from petal.methods.source import Source
 from petal.methods.tent import Tent
@@ -17,6 +19,22 @@ METHODS: dict[str, type[Adapter]] = {
     "tent": Tent,
     "cotta": CoTTA,
     "petal": Petal,
+    "rotta": RoTTA,
 }
 
-__all__ = ["METHODS", "Adapter", "BatchNorm", "CoTTA", "Petal", "PseudoLabel", "SmallBatch", "Source", "Tent", "Wrapper"]
+__all__ = [
+    "CSTU",
+    "METHODS",
+    "PBRS",
+    "Adapter",
+    "BatchNorm",
+    "CoTTA",
+    "Memory",
+    "Petal",
+    "PseudoLabel",
+    "RoTTA",
+    "SmallBatch",
+    "Source",
+    "Tent",
+    "Wrapper",
+]

@@ -22,10 +22,15 @@ class AffineAdapter(Adapter):
         seed: int | torch.Generator = 0,
     ) -> None:
         super().__init__(model, batch_statistics=True, steps=steps, episodic=episodic, seed=seed)
-        parameters = affine_parameters(self.model)
-        if not parameters:
-            raise ConfigError(
-                f"{type(self).__name__} adapts the scale and shift of normalisation layers and this network has none: "
-                "use CoTTA or Petal, which adapt every parameter"
-            )
-        self.adapt(parameters, lr, optimizer)
+        self.adapt(norm_parameters(self), lr, optimizer)
+
+
+def norm_parameters(adapter: Adapter) -> dict[str, nn.Parameter]:
+    """Scale and shift of the normalisation layers of a method's network; an error if it has none."""
+    parameters = affine_parameters(adapter.model)
+    if not parameters:
+        raise ConfigError(
+            f"{type(adapter).__name__} adapts the scale and shift of normalisation layers and this network has none: "
+            "use CoTTA or Petal, which adapt every parameter"
+        )
+    return parameters

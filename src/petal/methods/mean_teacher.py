@@ -119,4 +119,5 @@ def network_with(network: nn.Module, parameters: Mapping[str, Tensor] | None) ->
     if parameters is not None:
         for name, parameter in network.named_parameters():
             memo[id(parameter)] = nn.Parameter(parameters[name], requires_grad=False)
-    return deepcopy(network, memo).requires_grad_(False)
+    with torch.inference_mode(False):
+        return deepcopy(network, memo).requires_grad_(False)

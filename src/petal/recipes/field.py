@@ -18,7 +18,9 @@ def field(recipe: Recipe) -> list[Row]:
 
     affine: dict[str, Any] = {"lr": recipe.affine_lr, "optimizer": recipe.affine_optimizer}
     del by_benchmark, affine
-    return []
+    return [
+        _row("rotta", augment=recipe.augment),
+    ]
 
 
 def _row(method: str, **options: Any) -> Row:
