@@ -27,6 +27,7 @@ MAKE: dict[str, Callable[..., petal.Adapter]] = {
     "tent": petal.Tent,
     "cotta": lambda model, **options: petal.CoTTA(model, **({"views": VIEWS, "restore": petal.Stochastic(0.1)} | options)),
     "petal": _petal,
+    "note": lambda model, **options: petal.NOTE(model, **({"memory": 12, "every": 12} | options)),
     "rotta": lambda model, **options: petal.RoTTA(model, **({"memory": 12, "every": 12} | options)),
 }
 WRAPPED: dict[str, Callable[..., petal.Adapter]] = {  # what goes around a method is an adapter like any other
@@ -42,7 +43,7 @@ SENSIBLE = [(m, n) for m in petal.METHODS for n in NETWORKS if not (m == "bn" an
 SENSIBLE += [(w, n) for w in WRAPPED for n in ("batch-norm", "group-norm")]
 ADAPTING = [(m, n) for m, n in SENSIBLE if m not in ("source", "bn") and "small" not in m]  # it learns at its own pace
 VIEWED = ("rotta",)                                         # draws random views in every step
-REMEMBERS = ("rotta",)                                      # a memory takes in what an update is not made of
+REMEMBERS = ("rotta", "note")                                # a memory takes in what an update is not made of
 
 
 PLAIN = petal.engine.Policy()  # flat parameters and channels-last, nothing compiled

@@ -20,7 +20,7 @@ from petal.errors import (
 )
 from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
 from petal.guard import Alarm, Guard
-from petal.methods import METHODS, Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, RoTTA, SmallBatch, Source, Tent
+from petal.methods import METHODS, NOTE, Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, RoTTA, SmallBatch, Source, Tent
 from petal.parallel import ParallelError, parallelize
 from petal.posterior import DiagonalGaussian
 from petal.restore import Fisher, Stochastic
@@ -30,6 +30,7 @@ from petal.swag import fit_swag
 __all__ = [
     "CORRUPTIONS",
     "METHODS",
+    "NOTE",
     "VALIDATION_CORRUPTIONS",
     "Adapter",
     "Alarm",

@@ -4,6 +4,7 @@ from petal.methods.base import Adapter
 from petal.methods.bn import BatchNorm
 from petal.methods.cotta import CoTTA
 from petal.methods.memory import CSTU, PBRS, Memory
+from petal.methods.note import NOTE
 from petal.methods.petal import Petal
 from petal.methods.pseudo_label import PseudoLabel
 from petal.methods.rotta import RoTTA
@@ -20,11 +21,13 @@ METHODS: dict[str, type[Adapter]] = {
     "cotta": CoTTA,
     "petal": Petal,
     "rotta": RoTTA,
+    "note": NOTE,
 }
 
 __all__ = [
     "CSTU",
     "METHODS",
+    "NOTE",
     "PBRS",
     "Adapter",
     "BatchNorm",

@@ -20,6 +20,7 @@ def field(recipe: Recipe) -> list[Row]:
     del by_benchmark, affine
     return [
         _row("rotta", augment=recipe.augment),
+        _row("note"),
     ]
 
 
