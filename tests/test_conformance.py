@@ -20,6 +20,13 @@ def _petal(model: nn.Module, **options: object) -> petal.Adapter:
     return petal.Petal(model, q, **settings)
 
 
+def _petta(model: nn.Module, **options: object) -> petal.Adapter:
+    dtype = next(model.parameters()).dtype
+    batches = [(images(64, seed=s, dtype=dtype), None) for s in range(2)]
+    known = petal.collect_statistics(model, batches, ["prototypes"], labels="predicted", batch_statistics=False)
+    return petal.PeTTA(model, known, **({"memory": 12} | options))
+
+
 MAKE: dict[str, Callable[..., petal.Adapter]] = {
     "source": lambda model, **options: petal.Source(model),
     "bn": lambda model, **options: petal.BatchNorm(model),
@@ -28,6 +35,7 @@ MAKE: dict[str, Callable[..., petal.Adapter]] = {
     "cotta": lambda model, **options: petal.CoTTA(model, **({"views": VIEWS, "restore": petal.Stochastic(0.1)} | options)),
     "petal": _petal,
     "note": lambda model, **options: petal.NOTE(model, **({"memory": 12, "every": 12} | options)),
+    "petta": _petta,
     "rotta": lambda model, **options: petal.RoTTA(model, **({"memory": 12, "every": 12} | options)),
 }
 WRAPPED: dict[str, Callable[..., petal.Adapter]] = {  # what goes around a method is an adapter like any other
@@ -42,8 +50,8 @@ MAKE |= {name: kind for name, kind in petal.METHODS.items() if name not in MAKE}
 SENSIBLE = [(m, n) for m in petal.METHODS for n in NETWORKS if not (m == "bn" and n != "batch-norm")]
 SENSIBLE += [(w, n) for w in WRAPPED for n in ("batch-norm", "group-norm")]
 ADAPTING = [(m, n) for m, n in SENSIBLE if m not in ("source", "bn") and "small" not in m]  # it learns at its own pace
-VIEWED = ("rotta",)                                         # draws random views in every step
-REMEMBERS = ("rotta", "note")                                # a memory takes in what an update is not made of
+VIEWED = ("rotta", "petta")                                         # draws random views in every step
+REMEMBERS = ("rotta", "note", "petta")                                # a memory takes in what an update is not made of
 
 
 PLAIN = petal.engine.Policy()  # flat parameters and channels-last, nothing compiled

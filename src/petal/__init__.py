@@ -20,7 +20,20 @@ from petal.errors import (
 )
 from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
 from petal.guard import Alarm, Guard
-from petal.methods import METHODS, NOTE, Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, RoTTA, SmallBatch, Source, Tent
+from petal.methods import (
+    METHODS,
+    NOTE,
+    Adapter,
+    BatchNorm,
+    CoTTA,
+    Petal,
+    PeTTA,
+    PseudoLabel,
+    RoTTA,
+    SmallBatch,
+    Source,
+    Tent,
+)
 from petal.parallel import ParallelError, parallelize
 from petal.posterior import DiagonalGaussian
 from petal.restore import Fisher, Stochastic
@@ -45,6 +58,7 @@ __all__ = [
     "InputError",
     "ModelError",
     "ParallelError",
+    "PeTTA",
     "Petal",
     "PetalError",
     "PetalWarning",

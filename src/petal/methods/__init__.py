@@ -6,6 +6,7 @@ from petal.methods.cotta import CoTTA
 from petal.methods.memory import CSTU, PBRS, Memory
 from petal.methods.note import NOTE
 from petal.methods.petal import Petal
+from petal.methods.petta import PeTTA
 from petal.methods.pseudo_label import PseudoLabel
 from petal.methods.rotta import RoTTA
 from petal.methods.small_batch import SmallBatch
@@ -22,6 +23,7 @@ METHODS: dict[str, type[Adapter]] = {
     "petal": Petal,
     "rotta": RoTTA,
     "note": NOTE,
+    "petta": PeTTA,
 }
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "BatchNorm",
     "CoTTA",
     "Memory",
+    "PeTTA",
     "Petal",
     "PseudoLabel",
     "RoTTA",

@@ -17,10 +17,11 @@ def field(recipe: Recipe) -> list[Row]:
         return imagenet if recipe.classes == 1000 else cifar100 if recipe.classes == 100 else cifar10
 
     affine: dict[str, Any] = {"lr": recipe.affine_lr, "optimizer": recipe.affine_optimizer}
-    del by_benchmark, affine
+    del affine
     return [
         _row("rotta", augment=recipe.augment),
         _row("note"),
+        _row("petta", augment=recipe.augment, loss=by_benchmark("symmetric", "symmetric", "cross-entropy")),
     ]
 
 
