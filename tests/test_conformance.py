@@ -35,6 +35,7 @@ MAKE: dict[str, Callable[..., petal.Adapter]] = {
     "cotta": lambda model, **options: petal.CoTTA(model, **({"views": VIEWS, "restore": petal.Stochastic(0.1)} | options)),
     "petal": _petal,
     "note": lambda model, **options: petal.NOTE(model, **({"memory": 12, "every": 12} | options)),
+    "lame": lambda model, **options: petal.LAME(model),
     "petta": _petta,
     "rotta": lambda model, **options: petal.RoTTA(model, **({"memory": 12, "every": 12} | options)),
 }
@@ -49,7 +50,7 @@ WRAPPED: dict[str, Callable[..., petal.Adapter]] = {  # what goes around a metho
 MAKE |= {name: kind for name, kind in petal.METHODS.items() if name not in MAKE} | WRAPPED
 SENSIBLE = [(m, n) for m in petal.METHODS for n in NETWORKS if not (m == "bn" and n != "batch-norm")]
 SENSIBLE += [(w, n) for w in WRAPPED for n in ("batch-norm", "group-norm")]
-ADAPTING = [(m, n) for m, n in SENSIBLE if m not in ("source", "bn") and "small" not in m]  # it learns at its own pace
+ADAPTING = [(m, n) for m, n in SENSIBLE if m not in ("source", "bn", "lame") and "small" not in m]  # it learns at its own pace
 VIEWED = ("rotta", "petta")                                         # draws random views in every step
 REMEMBERS = ("rotta", "note", "petta")                                # a memory takes in what an update is not made of
 
@@ -311,7 +312,7 @@ class TestAdaptingMethods:
             MAKE[method](network(net), steps=value)
 
 
-@pytest.mark.parametrize("method", [m for m in petal.METHODS if m != "source" and m not in REMEMBERS])
+@pytest.mark.parametrize("method", [m for m in petal.METHODS if m not in ("source", "lame", *REMEMBERS)])
 def test_one_value_a_channel_is_refused_with_advice(method: str) -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).eval()
     adapter = MAKE[method](model, **({"views": 0} if method in ("cotta", "petal") else {}))

@@ -21,6 +21,7 @@ from petal.errors import (
 from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
 from petal.guard import Alarm, Guard
 from petal.methods import (
+    LAME,
     METHODS,
     NOTE,
     Adapter,
@@ -42,6 +43,7 @@ from petal.swag import fit_swag
 
 __all__ = [
     "CORRUPTIONS",
+    "LAME",
     "METHODS",
     "NOTE",
     "VALIDATION_CORRUPTIONS",

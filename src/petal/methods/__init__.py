@@ -3,6 +3,7 @@
 from petal.methods.base import Adapter
 from petal.methods.bn import BatchNorm
 from petal.methods.cotta import CoTTA
+from petal.methods.lame import LAME
 from petal.methods.memory import CSTU, PBRS, Memory
 from petal.methods.note import NOTE
 from petal.methods.petal import Petal
@@ -24,10 +25,12 @@ METHODS: dict[str, type[Adapter]] = {
     "rotta": RoTTA,
     "note": NOTE,
     "petta": PeTTA,
+    "lame": LAME,
 }
 
 __all__ = [
     "CSTU",
+    "LAME",
     "METHODS",
     "NOTE",
     "PBRS",

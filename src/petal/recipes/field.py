@@ -20,6 +20,7 @@ def field(recipe: Recipe) -> list[Row]:
     del affine
     return [
         _row("rotta", augment=recipe.augment),
+        _row("lame"),
         _row("note"),
         _row("petta", augment=recipe.augment, loss=by_benchmark("symmetric", "symmetric", "cross-entropy")),
     ]
