@@ -21,6 +21,13 @@ def _petal(model: nn.Module, **options: object) -> petal.Adapter:
     return petal.Petal(model, q, **settings)
 
 
+def _petta(model: nn.Module, **options: object) -> petal.Adapter:
+    dtype = next(model.parameters()).dtype
+    batches = [(images(64, seed=s, dtype=dtype), None) for s in range(2)]
+    known = petal.collect_statistics(model, batches, ["prototypes"], labels="predicted", batch_statistics=False)
+    return petal.PeTTA(model, known, **({"memory": 12} | options))
+
+
 MAKE: dict[str, Callable[..., petal.Adapter]] = {
     "source": lambda model, **options: petal.Source(model),
     "bn": lambda model, **options: petal.BatchNorm(model),
@@ -28,6 +35,10 @@ MAKE: dict[str, Callable[..., petal.Adapter]] = {
     "tent": petal.Tent,
     "cotta": lambda model, **options: petal.CoTTA(model, **({"views": VIEWS, "restore": petal.Stochastic(0.1)} | options)),
     "petal": _petal,
+    "note": lambda model, **options: petal.NOTE(model, **({"memory": 12, "every": 12} | options)),
+    "lame": lambda model, **options: petal.LAME(model),
+    "petta": _petta,
+    "rotta": lambda model, **options: petal.RoTTA(model, **({"memory": 12, "every": 12} | options)),
 }
 WRAPPED: dict[str, Callable[..., petal.Adapter]] = {  # what goes around a method is an adapter like any other
     "guard(petal)": lambda model, **options: petal.Guard(_petal(model, **options), every=5, window=60),
@@ -49,7 +60,9 @@ def _with_what_it_needs(kind: type[petal.Adapter]) -> Callable[..., petal.Adapte
 MAKE |= {name: _with_what_it_needs(kind) for name, kind in petal.METHODS.items() if name not in MAKE} | WRAPPED
 SENSIBLE = [(m, n) for m in petal.METHODS for n in NETWORKS if not (m == "bn" and n != "batch-norm")]
 SENSIBLE += [(w, n) for w in WRAPPED for n in ("batch-norm", "group-norm")]
-ADAPTING = [(m, n) for m, n in SENSIBLE if m not in ("source", "bn") and "small" not in m]  # it learns at its own pace
+ADAPTING = [(m, n) for m, n in SENSIBLE if m not in ("source", "bn", "lame") and "small" not in m]  # it learns at its own pace
+VIEWED = ("rotta", "petta")                                         # draws random views in every step
+REMEMBERS = ("rotta", "note", "petta")                                # a memory takes in what an update is not made of
 
 
 PLAIN = petal.engine.Policy()  # flat parameters and channels-last, nothing compiled
@@ -280,6 +293,8 @@ class TestAdaptingMethods:
         assert all(torch.equal(a, b) for a, b in zip(rest, run(other, 3, 2), strict=True))
 
     def test_a_loss_that_is_not_finite_is_skipped_and_counted(self, method: str, net: str) -> None:
+        if method in REMEMBERS:
+            pytest.skip("see its own tests")
         adapter = MAKE[method](network(net))
         run(adapter, 0, 2)
         with torch.no_grad():
@@ -313,7 +328,7 @@ class TestAdaptingMethods:
             MAKE[method](network(net), steps=value)
 
 
-@pytest.mark.parametrize("method", [m for m in petal.METHODS if m != "source"])
+@pytest.mark.parametrize("method", [m for m in petal.METHODS if m not in ("source", "lame", *REMEMBERS)])
 def test_one_value_a_channel_is_refused_with_advice(method: str) -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).eval()
     adapter = MAKE[method](model, **({"views": 0} if method in ("cotta", "petal") else without_chance(method)))

@@ -63,3 +63,27 @@ def sgd(p: Any, lr: float) -> torch.optim.Optimizer:
 
 
 OPTIMIZERS = {"adam": None, "sgd": sgd}
+
+
+def replay(name: str, kind: Any, *known: Any, tolerance: float = 1e-12, quick: float = 2e-3, **more: Any) -> petal.Adapter:
+    """Run a method over the batches as reference code did; logits and weights are those of the golden file.
+
+    Then on the engine, in single precision, where logits agree to `quick` times their size.
+    """
+    golden, settings = read(name)
+    norm, optimizer = settings.pop("norm", "batch"), settings.pop("optimizer", None)
+    options = settings | more | ({} if optimizer is None else {"optimizer": OPTIMIZERS[optimizer]})
+    model, batches = small(norm)
+    adapter: petal.Adapter = kind(model, *known, **options)
+    got = torch.stack([adapter(x) for x in batches])
+    assert (got - golden["logits"]).abs().max() < tolerance
+    weights = adapter.weights()
+    expected = {key: value for key, value in golden.items() if key.startswith(("model.", "teacher.", "source."))}
+    assert not expected.keys() - weights.keys()
+    for key, value in expected.items():
+        assert (weights[key] - value).abs().max() < tolerance, key
+    model, batches = small(norm, torch.float32)
+    single = fast(kind(model, *(k.to(dtype=torch.float32) for k in known), **options))
+    got = torch.stack([single(x) for x in batches]).double()
+    assert (got - golden["logits"]).abs().max() < quick * golden["logits"].abs().max()
+    return adapter

@@ -7,11 +7,16 @@ from petal.methods.cotta import CoTTA
 from petal.methods.deyo import DeYO
 from petal.methods.eata import EATA
 from petal.methods.eta import ETA
+from petal.methods.lame import LAME
+from petal.methods.memory import CSTU, PBRS, Memory
+from petal.methods.note import NOTE
 from petal.methods.petal import Petal
+from petal.methods.petta import PeTTA
 from petal.methods.pseudo_label import PseudoLabel
 from petal.methods.rdumb import RDumb
 from petal.methods.rmt import RMT
 from petal.methods.roid import ROID
+from petal.methods.rotta import RoTTA
 from petal.methods.rpl import RPL
 from petal.methods.santa import SANTA
 from petal.methods.sar import SAR
@@ -37,13 +42,21 @@ METHODS: dict[str, type[Adapter]] = {
     "cmf": CMF,
     "rmt": RMT,
     "santa": SANTA,
+    "rotta": RoTTA,
+    "note": NOTE,
+    "petta": PeTTA,
+    "lame": LAME,
 }
 
 __all__ = [
     "CMF",
+    "CSTU",
     "EATA",
     "ETA",
+    "LAME",
     "METHODS",
+    "NOTE",
+    "PBRS",
     "RMT",
     "ROID",
     "RPL",
@@ -53,9 +66,12 @@ __all__ = [
     "BatchNorm",
     "CoTTA",
     "DeYO",
+    "Memory",
+    "PeTTA",
     "Petal",
     "PseudoLabel",
     "RDumb",
+    "RoTTA",
     "SmallBatch",
     "Source",
     "Tent",

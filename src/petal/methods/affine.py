@@ -34,12 +34,7 @@ class AffineAdapter(Adapter):
         seed: int | torch.Generator = 0,
     ) -> None:
         super().__init__(model, batch_statistics=True, steps=steps, episodic=episodic, seed=seed)
-        parameters = affine_parameters(self.model)
-        if not parameters:
-            raise ConfigError(
-                f"{type(self).__name__} adapts the scale and shift of normalisation layers and this network has none: "
-                "use CoTTA or Petal, which adapt every parameter"
-            )
+        parameters = norm_parameters(self)
         if isinstance(frozen, str) or not all(isinstance(pattern, str) for pattern in frozen):
             raise ConfigError(f"frozen must be a sequence of patterns for names of layers, got {frozen!r}")
         free = {
@@ -52,6 +47,17 @@ class AffineAdapter(Adapter):
         self.adapt(free, lr, optimizer)
         with torch.inference_mode(False):
             self.start = self.origin()
+
+
+def norm_parameters(adapter: Adapter) -> dict[str, nn.Parameter]:
+    """Scale and shift of the normalisation layers of a method's network; an error if it has none."""
+    parameters = affine_parameters(adapter.model)
+    if not parameters:
+        raise ConfigError(
+            f"{type(adapter).__name__} adapts the scale and shift of normalisation layers and this network has none: "
+            "use CoTTA or Petal, which adapt every parameter"
+        )
+    return parameters
 
 
 def entropy_by(loss: str) -> Callable[[Tensor], Tensor]:

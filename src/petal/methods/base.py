@@ -63,6 +63,7 @@ class Adapter(nn.Module):
     """
 
     card: ClassVar[Card | None] = None      # what tables and `petal methods` say of the method
+    alone: ClassVar[str] = ""               # why `SmallBatch` makes no sense around the method, if it makes none
 
     model: nn.Module
 

@@ -54,6 +54,8 @@ class SmallBatch(Wrapper):
         super().__init__(adapter)
         if isinstance(adapter, Wrapper):
             raise ConfigError(f"SmallBatch goes directly around a method; {adapter.kind} is wrapped already: swap the two")
+        if adapter.alone:
+            raise ConfigError(f"SmallBatch makes no sense around {adapter.kind}: {adapter.alone}")
         check_number("memory", memory, low=2, whole=True)
         check_number("every", every, low=1, whole=True)
         check_number("age", age, low=1, whole=True)

@@ -58,3 +58,15 @@ def misfits(mine: Mapping[str, Tensor], theirs: Mapping[str, Any], optional: fro
         for key, value in mine.items()
         if key in theirs and theirs[key].shape != value.shape and key not in optional
     ]
+
+
+def rehearsed(adapter: Any, x: Tensor) -> Tensor:
+    """What a call would answer, with everything put back: for methods whose answer is of after learning."""
+    state = adapter.state_dict()
+    restored = adapter.restored
+    try:
+        answer: Tensor = adapter(x)
+    finally:
+        adapter.load_state_dict(state)
+        adapter.restored = restored
+    return answer

@@ -1,6 +1,6 @@
 """Normalisation by running statistics that follow the batches a method learns from."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -101,14 +101,25 @@ def shrunk(x: Tensor, limit: Tensor) -> Tensor:
 
 
 @contextmanager
-def following(*networks: nn.Module) -> Iterator[None]:
-    """In here the running statistics of these networks follow what they see."""
+def following(*networks: nn.Module) -> Iterator[Callable[[Tensor], None]]:
+    """In here the running statistics of these networks follow what they see.
+
+    Gives a function that, called with a boolean on the device afterwards, puts them back where it is false: with what
+    `descend` returns, statistics of images that nothing was learned from are forgotten.
+    """
     layers = [layer for network in networks for layer in network.modules() if isinstance(layer, MovingNorm)]
     switches = list({id(layer.learning): layer.learning for layer in layers}.values())
+    statistics = [tensor for layer in layers for tensor in (layer.running_mean, layer.running_var)]
+    before = [tensor.clone() for tensor in statistics]
+
+    def keep_if(made: Tensor) -> None:
+        for tensor, old in zip(statistics, before, strict=True):
+            tensor.copy_(tensor.where(made, old))
+
     for switch in switches:
         switch.fill_(1)
     try:
-        yield
+        yield keep_if
     finally:
         for switch in switches:
             switch.fill_(0)

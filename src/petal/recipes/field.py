@@ -39,6 +39,10 @@ def field(recipe: Recipe) -> list[Row]:
         _row("cmf", **affine),
         _variant("roid-calibrated", _row("roid", **affine), calibrated),
         _variant("cmf-calibrated", _row("cmf", **affine), calibrated),
+        _row("rotta", augment=recipe.augment),
+        _row("lame"),
+        _row("note"),
+        _row("petta", augment=recipe.augment, loss=by_benchmark("symmetric", "symmetric", "cross-entropy")),
     ]  # fmt: skip
 
 
