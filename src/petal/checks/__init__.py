@@ -3,8 +3,9 @@
     for check in petal.checks.check_method(MyMethod):
         check()                     # returns, or raises CheckFailed or NotApplicable with the reason
 
-They run on three tiny networks (batch norm, group norm, a transformer), by plain code and by the engine (`petal.accelerate`),
-and need nothing else: what a constructor asks for (`posterior`, `statistics`) is made. `petal check my.py` prints a table.
+They run on three tiny networks (batch norm, group norm, a transformer), by plain code and by the engine
+(`petal.accelerate`), and need nothing else: what a constructor asks for (`posterior`, `statistics`) is made.
+`petal check my.py` prints a table.
 """
 
 from petal.checks import answers, learning, state
@@ -13,6 +14,6 @@ from petal.checks.networks import NETWORKS, images, network, networks
 from petal.checks.suite import Check, CheckFailed, NotApplicable, check_method
 
 __all__ = [
-    "NETWORKS", "Check", "CheckFailed", "Factory", "NotApplicable", "answers", "check_method", "images", "learning", "network",
-    "networks", "state",
+    "NETWORKS", "Check", "CheckFailed", "Factory", "NotApplicable", "answers", "check_method", "images", "learning",
+    "network", "networks", "state",
 ]  # fmt: skip

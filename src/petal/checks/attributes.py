@@ -1,9 +1,11 @@
 """Everything an adapter holds that can change: tensors, numbers and random states, wherever they hang, by name."""
 
+import pickle
 import random
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 from petal.methods import Adapter, Source
 
+RANDOM = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.dtype, torch.device)
 NO_STATE = (type, types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.ModuleType)
 OWN = frozenset(vars(Source(nn.LayerNorm(1))))         # what the base class keeps is its own business
@@ -21,12 +24,13 @@ HIDDEN = frozenset(vars(nn.Module()))
 
 @dataclass(frozen=True)
 class Leaf:
-    """A value, a copy of it as it was; the adapter that holds it, and by which of its attributes."""
+    """A copy of a value as it was; the object that holds it, or the list or dict that it is in, and by which attribute."""
 
     value: Any
-    owner: Adapter
+    owner: object
+    at: str             # where the object is
     attribute: str
-    kind: str           # "parameter", "buffer" or "value"
+    kind: str           # "parameter", "buffer", "random" or "value"
 
     def differs(self, other: "Leaf | None") -> bool:
         """True unless the other is there and has the same value, to the bit."""
@@ -52,44 +56,47 @@ def attributes(adapter: Adapter) -> dict[str, Leaf]:
     found: dict[str, Leaf] = {}
     seen: set[int] = set()
 
-    def visit(value: Any, path: str, owner: Adapter, attribute: str, kind: str) -> None:
+    def visit(value: Any, path: str, owner: object, at: str, attribute: str, kind: str) -> None:
         known, plain = _as_value(value)
         if known:
-            found[path] = Leaf(plain, owner, attribute, kind)
+            found[path] = Leaf(plain, owner, at, attribute, "random" if isinstance(value, RANDOM) else kind)
         elif not isinstance(value, NO_STATE) and id(value) not in seen:
             seen.add(id(value))
             for step, inner, inner_kind in _parts(value):
-                if isinstance(value, Adapter):
-                    visit(inner, (path + step).lstrip("."), value, step[1:], inner_kind)
+                where = (path + step).lstrip(".")
+                if step.startswith("."):
+                    visit(inner, where, value, path, step[1:], inner_kind)
                 else:
-                    visit(inner, path + step, owner, attribute, inner_kind)
+                    visit(inner, where, owner, at, attribute, inner_kind)
 
-    visit(adapter, "", adapter, "", "value")
+    visit(adapter, "", adapter, "", "", "value")
     return found
 
 
-def read_first(owner: Adapter, names: Collection[str], call: Callable[[], object]) -> set[str]:
-    """Which of these attributes are read before they are first written, while `call` runs."""
+@contextmanager
+def watched(owner: object, names: Collection[str]) -> Iterator[set[str]]:
+    """Which of an object's attributes are read in here before they are first written; all of them if it cannot be told."""
     read, written = set[str](), set[str]()
     kind: Any = type(owner)
 
-    class Watched(kind):  # type: ignore[misc]
-        def __getattribute__(self, name: str) -> Any:
-            if name in names and name not in written:
-                read.add(name)
-            return super().__getattribute__(name)
+    def get(self: Any, name: str) -> Any:
+        if name in names and name not in written:
+            read.add(name)
+        return kind.__getattribute__(self, name)
 
-        def __setattr__(self, name: str, value: Any) -> None:
-            written.add(name)
-            super().__setattr__(name, value)
+    def put(self: Any, name: str, value: Any) -> None:
+        written.add(name)
+        kind.__setattr__(self, name, value)
 
-    Watched.__name__ = kind.__name__
-    owner.__class__ = Watched
     try:
-        call()
+        owner.__class__ = type(kind.__name__, (kind,), {"__getattribute__": get, "__setattr__": put})
+    except TypeError:           # of a class with slots
+        yield set(names)
+        return
+    try:
+        yield read
     finally:
         owner.__class__ = kind
-    return read
 
 
 def _as_value(value: Any) -> tuple[bool, Any]:
@@ -102,10 +109,8 @@ def _as_value(value: Any) -> tuple[bool, Any]:
         return True, value
     if isinstance(value, torch.Generator):
         return True, value.get_state()
-    if isinstance(value, random.Random):
-        return True, value.getstate()
-    if isinstance(value, (np.random.Generator, np.random.RandomState)):
-        return True, repr(value.bit_generator.state if isinstance(value, np.random.Generator) else value.get_state())
+    if isinstance(value, RANDOM):
+        return True, pickle.dumps(value)
     if isinstance(value, (set, frozenset)):
         return True, sorted(map(repr, value))
     return False, None

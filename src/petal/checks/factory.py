@@ -15,7 +15,7 @@ from petal.methods import Adapter
 from petal.posterior import DiagonalGaussian
 from petal.statistics import SourceStatistics
 
-QUICK = {"views": 3}        # settings that make no other check of a method, and a much shorter one
+QUICK = {"views": 2}        # settings that make no other check of a method, and a much shorter one
 
 _statistics: dict[str, SourceStatistics] = {}
 

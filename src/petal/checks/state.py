@@ -1,7 +1,8 @@
 """Checks of what an adapter keeps: the same seed, reset, state dicts, checkpoints, and state that nobody declared."""
 
 import pickle
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -9,8 +10,8 @@ import torch
 from torch import Tensor
 
 from petal.checkpoint import load, save
-from petal.checks.attributes import Leaf, attributes, read_first
-from petal.checks.suite import CheckFailed, Subject, check, layers, require, same_answers, same_state
+from petal.checks.attributes import Leaf, attributes, watched
+from petal.checks.suite import CheckFailed, Subject, check, require, same_answers, same_state
 from petal.errors import ConfigError
 from petal.methods import Adapter
 
@@ -34,15 +35,17 @@ def same_seed(subject: Subject) -> None:
 def reset(subject: Subject) -> None:
     """After `reset` everything is as it began: weights, optimizer, counters, declared state, and so the answers."""
     adapter = subject.new()
-    fresh = adapter.state_dict()
+    fresh, begun = adapter.state_dict(), attributes(adapter)
     first = subject.run(adapter, 0, subject.some)
     then, held = adapter.state_dict(), attributes(adapter)
     adapter.reset()
     advice = "leave it to the base class, and declare what changes by register_state"
     same_state(fresh, adapter.state_dict(), f"reset does not bring back the beginning: {advice}")
+    left = forgotten(attributes(adapter), begun)
     again = subject.run(adapter, 0, subject.some)
-    left = [path for path, leaf in attributes(adapter).items() if leaf.differs(held.get(path))]
-    require(not left, f"reset leaves {', '.join(left[:4])} as it is: {remedy(left, attributes(adapter))}")
+    now = attributes(adapter)
+    left = [path for path in left if path not in now or now[path].differs(held.get(path))]
+    require(not left, f"reset does not put back {_listed(left)}: {remedy(left, held)}")
     same_answers(first, again, f"after reset the same batches get other answers: {advice}")
     same_state(then, adapter.state_dict(), f"after reset the same batches lead to another state: {advice}")
 
@@ -52,14 +55,15 @@ def round_trip(subject: Subject) -> None:
     """The state from the middle of a stream, put into another adapter, goes on to the bit."""
     adapter, other = subject.new(), subject.new(seed=99)
     subject.run(adapter, 0, subject.some)
-    state = adapter.state_dict()
+    state, held = adapter.state_dict(), attributes(adapter)
     for key, value in state.items():
-        require(isinstance(value, Tensor), f"the state holds {type(value).__name__} as {key!r}: it is a flat dict of tensors")
+        require(isinstance(value, Tensor), f"{key!r} in the state is {type(value).__name__}: it is a flat dict of tensors")
     pickle.dumps(state)
     expected = subject.run(adapter, 30, subject.some)
     subject.run(other, 70, 2)
     other.load_state_dict(state)
-    _goes_on(subject, adapter, other, expected, "the state")
+    message = hint(held, other, "with the state of another adapter it does not go on as that one")
+    goes_on(subject, adapter, other, expected, message)
     same_state(state, _loaded(subject, state).state_dict(), "a state that was loaded is given back as another")
 
 
@@ -68,13 +72,15 @@ def checkpoint(subject: Subject) -> None:
     """`petal.save` and `petal.load` in the middle of a stream, in another adapter: it goes on to the bit."""
     adapter, other = subject.new(), subject.new(seed=99)
     subject.run(adapter, 0, subject.some)
+    held = attributes(adapter)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "state.safetensors"
         save(adapter, path, {"position": 7})
         expected = subject.run(adapter, 30, subject.some)
         extra = load(other, path)
     require(extra == {"position": 7}, f"a checkpoint gives back {extra} for what was saved with it")
-    _goes_on(subject, adapter, other, expected, "a checkpoint")
+    message = hint(held, other, "from a checkpoint it does not go on as the one that wrote it")
+    goes_on(subject, adapter, other, expected, message)
 
 
 @check("no undeclared state")
@@ -84,16 +90,12 @@ def no_undeclared_state(subject: Subject) -> None:
     subject.run(adapter, 0, subject.some)
     held = attributes(adapter)
     twin = _loaded(subject, adapter.state_dict())
-    suspects = _forgotten(held, attributes(twin))
+    suspects = forgotten(held, attributes(twin))
     if not suspects:
         return
-    number, state = 30, adapter.state_dict()
-    read: set[str] = set()
-    for depth, layer in enumerate(layers(adapter)):
-        names = {held[path].attribute for path in suspects if held[path].owner is layer}
-        if names:
-            another = _loaded(subject, state)
-            read |= read_first(layers(another)[depth], names, partial(subject.answer, another, number))
+    number = 30
+    another = _loaded(subject, adapter.state_dict())
+    read = _read_first(another, suspects, held, lambda: subject.answer(another, number))
     subject.answer(adapter, number), subject.answer(twin, number)
     now, then = attributes(adapter), attributes(twin)
     found = [
@@ -101,10 +103,11 @@ def no_undeclared_state(subject: Subject) -> None:
         for path in suspects
         if path not in now
         or now[path].differs(then.get(path))
-        or (held[path].attribute in read and now[path].differs(held[path]))
+        or (path in read and now[path].differs(held[path]))
     ]
-    require(not found, f"{', '.join(f'`{path}`' for path in found[:6])} changes while adapting and is not in the state, so that "
-            f"checkpoints and reset lose it: {remedy(found, held)}")  # fmt: skip
+    verb = "change while adapting and are" if len(found) > 1 else "changes while adapting and is"
+    lost = f"{_listed(found)} {verb} not in the state, so that checkpoints lose it"
+    require(not found, f"{lost}: {remedy(found, held)}")
 
 
 @check("foreign states", "plain")
@@ -132,38 +135,60 @@ def foreign_states(subject: Subject) -> None:
         same_state(before, adapter.state_dict(), "a state that was refused has changed the adapter")
 
 
-def remedy(paths: list[str], held: dict[str, Leaf]) -> str:
+def remedy(paths: Sequence[str], held: Mapping[str, Leaf]) -> str:
     """What to do about values that should be in the state."""
-    advice: list[str] = []
+    return "; ".join(dict.fromkeys(_advice(path, held[path]) for path in paths if path in held))
+
+
+def _advice(path: str, leaf: Leaf) -> str:
+    network = path.split(".")[0]
+    if leaf.kind == "parameter":
+        return f"name parameters that learn in adapt(), a network that follows them in register_network({network!r}, ...)"
+    if leaf.kind == "buffer" and "." in path:
+        return f"declare the statistics of a network by register_statistics({network!r})"
+    if leaf.kind == "random":
+        return "draw random numbers from self.generator, which is in the state"
+    name = leaf.attribute if "." not in path else path.rpartition(".")[2].partition("[")[0]
+    return f"keep it as a tensor that is declared in the constructor, self.register_state({name!r}, value)"
+
+
+def forgotten(held: Mapping[str, Leaf], other: Mapping[str, Leaf]) -> list[str]:
+    """What is held, and is not there, or another, in another adapter."""
+    return [path for path, leaf in held.items() if leaf.differs(other.get(path))]
+
+
+def hint(held: Mapping[str, Leaf], loaded: Adapter, message: str) -> str:
+    """The message, with what an adapter that has been put to a state does not have of what was held then."""
+    lost = forgotten(held, attributes(loaded))
+    return f"{message}; {_listed(lost)} did not come along: {remedy(lost, held)}" if lost else message
+
+
+def goes_on(subject: Subject, adapter: Adapter, other: Adapter, expected: Sequence[Tensor], message: str) -> None:
+    """Fail unless the other adapter now gives the answers that the adapter gave, and comes to its state."""
+    same_answers(expected, subject.run(other, 30, len(expected)), message)
+    same_state(adapter.state_dict(), other.state_dict(), message)
+
+
+def _read_first(
+    adapter: Adapter, paths: Sequence[str], held: Mapping[str, Leaf], call: Callable[[], object]
+) -> set[str]:
+    """Which values are read before they are written, while `call` runs; what is in a list or dict counts as read with it."""
+    owners = {leaf.at: leaf.owner for leaf in attributes(adapter).values()}
+    names: dict[str, set[str]] = {}
     for path in paths:
-        leaf, name = held.get(path), path.split(".")[0].split("[")[0]
-        if leaf is not None and leaf.kind == "parameter":
-            advice.append(f"name parameters that learn in adapt(), and networks that follow in register_network({name!r}, ...)")
-        elif leaf is not None and leaf.kind == "buffer" and leaf.attribute in leaf.owner._modules:
-            advice.append(f"declare the statistics of a network by register_statistics({leaf.attribute!r})")
-        else:
-            advice.append(
-                f"declare it in the constructor as a tensor, self.register_state({(leaf.attribute if leaf else name)!r}, value)"
-            )
-    return "; ".join(dict.fromkeys(advice[:4]))
+        names.setdefault(held[path].at, set()).add(held[path].attribute)
+    with ExitStack() as stack:
+        read = {at: stack.enter_context(watched(owners[at], wanted)) for at, wanted in names.items() if at in owners}
+        call()
+    return {path for path in paths if held[path].attribute in read.get(held[path].at, {held[path].attribute})}
 
 
-def _goes_on(subject: Subject, adapter: Adapter, other: Adapter, expected: list[Tensor], what: str) -> None:
-    """The other adapter, which has been put to the adapter's state, gives the same answers as it did."""
-    got = subject.run(other, 30, len(expected))
-    mine, theirs = attributes(adapter), attributes(other)
-    lost = _forgotten(mine, theirs)
-    hint = f"; {', '.join(lost[:4])} came to differ: {remedy(lost, mine)}" if lost else ""
-    same_answers(expected, got, f"{what} does not go on as the adapter did{hint}")
-    same_state(adapter.state_dict(), other.state_dict(), f"{what} leads to another state than the adapter's own{hint}")
+def _listed(paths: Sequence[str]) -> str:
+    more = f" and {len(paths) - 4} more" if len(paths) > 4 else ""
+    return ", ".join(f"`{path}`" for path in paths[:4]) + more
 
 
 def _loaded(subject: Subject, state: dict[str, Tensor]) -> Adapter:
     fresh = subject.new()
     fresh.load_state_dict(state)
     return fresh
-
-
-def _forgotten(held: dict[str, Leaf], loaded: dict[str, Leaf]) -> list[str]:
-    """What was held and is not there, or another, in an adapter that has the state."""
-    return [path for path, leaf in held.items() if leaf.differs(loaded.get(path))]

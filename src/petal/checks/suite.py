@@ -1,6 +1,7 @@
 """What a check is, and what it is given: a method on one network, by plain code or by the engine."""
 
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -13,7 +14,7 @@ from petal.checks.attributes import alike
 from petal.checks.factory import Factory
 from petal.checks.networks import NETWORKS, images, network
 from petal.engine import Policy, accelerate
-from petal.errors import ConfigError, PetalError
+from petal.errors import ConfigError, PetalError, PetalWarning
 from petal.methods import Adapter, SmallBatch, Wrapper
 
 ENGINES = ("plain", "engine")
@@ -60,7 +61,8 @@ class Subject:
     def answer(self, adapter: Adapter, number: int, size: int = 12) -> Tensor:
         """The answer to a batch. Torch's own random numbers are the same each time: one check is about them."""
         torch.manual_seed(number)
-        return adapter(images(size, seed=number))
+        logits: Tensor = adapter(images(size, seed=number))
+        return logits
 
     @cached_property
     def period(self) -> int:
@@ -100,7 +102,7 @@ REGISTRY: dict[str, tuple[Body, tuple[str, ...]]] = {}
 
 
 def check(name: str, *engines: str) -> Callable[[Body], Body]:
-    """Enter a function as a check; its docstring describes it. It is made for plain code and engine unless it says for which."""
+    """Enter a function as a check, which its docstring describes, for plain code and engine or for those named."""
 
     def enter(body: Body) -> Body:
         REGISTRY[name] = body, engines or ENGINES
@@ -124,7 +126,8 @@ class Check:
     def __call__(self) -> None:
         """Make the check."""
         try:
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+                warnings.simplefilter("ignore", PetalWarning)       # of a guard that sees what a check does
                 torch.manual_seed(0)
                 self._admit()
                 self.body(self.subject)

@@ -30,9 +30,9 @@ def network_copy(
         elif norm is not None:
             network = replaced(network, norm)
             share_switch(network)
-        for layer in network.modules():
-            if isinstance(layer, nn.GroupNorm):
-                layer.register_forward_pre_hook(_in_rows)
+        for module in network.modules():
+            if isinstance(module, nn.GroupNorm):
+                module.register_forward_pre_hook(_in_rows)
     return network
 
 
