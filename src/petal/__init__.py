@@ -1,6 +1,6 @@
 """Lifelong test-time adaptation: a classifier in service that keeps adapting, stays calibrated and does not forget."""
 
-from petal import data, models
+from petal import checks, data, models
 from petal._version import __version__
 from petal.augment import Views
 from petal.checkpoint import Checkpoints, load, save
@@ -100,6 +100,7 @@ __all__ = [
     "Views",
     "__version__",
     "accelerate",
+    "checks",
     "collect_statistics",
     "corrupt",
     "data",

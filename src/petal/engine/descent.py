@@ -192,7 +192,7 @@ class FlatDescent(Descent):
             threshold = passes.squared_quantile(self.grad, how.quantile)
         if isinstance(how, Stochastic) and how.probability > 0:
             self.uniform = torch.empty_like(self.flat) if self.uniform is None else self.uniform
-            uniform, probability = self.uniform.uniform_(generator=self.weights.generator), how.probability
+            uniform, probability = self._drawn(self.uniform), how.probability
         restores = restore is not None and (threshold is not None or uniform is not None)
         source = self.engine.flat_of(restore.source) if restore is not None and restores else None
         member = None if average is None else self.engine.member(average.average)  # type: ignore[arg-type]
@@ -218,6 +218,14 @@ class FlatDescent(Descent):
             torch.where(where, self.engine.flat_of(start), self.flat, out=self.flat)
             for state in () if fresh is None else (*self.state, self.step):
                 state.masked_fill_(where, 0)
+
+    def _drawn(self, uniform: Tensor) -> Tensor:
+        """Random numbers for all weights. On a CPU those that the plain code draws, whatever the order in memory."""
+        if uniform.is_cuda or not self.engine.layout.channels_last:
+            return uniform.uniform_(generator=self.weights.generator)
+        for view in self.engine.layout.views(uniform).values():
+            view.copy_(torch.rand(view.shape, dtype=view.dtype, generator=self.weights.generator))
+        return uniform
 
     # The optimizer's own state, as views of flat buffers
 

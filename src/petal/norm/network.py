@@ -30,7 +30,16 @@ def network_copy(
         elif norm is not None:
             network = replaced(network, norm)
             share_switch(network)
+        for module in network.modules():
+            if isinstance(module, nn.GroupNorm):
+                module.register_forward_pre_hook(_in_rows)
     return network
+
+
+def _in_rows(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+    """On a CPU torch's GroupNorm crashes in its backward pass where images lie channels-last and need no gradient."""
+    risky = bool(inputs) and inputs[0].device.type == "cpu" and not (inputs[0].requires_grad or inputs[0].is_contiguous())
+    return (inputs[0].contiguous(), *inputs[1:]) if risky else None
 
 
 def _use_batch_statistics(name: str, layer: _BatchNorm) -> None:
