@@ -20,7 +20,7 @@ from petal.errors import (
 )
 from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
 from petal.guard import Alarm, Guard
-from petal.methods import METHODS, Adapter, BatchNorm, CoTTA, Petal, PseudoLabel, SmallBatch, Source, Tent
+from petal.methods import METHODS, Adapter, BatchNorm, CoTTA, FanIn, Petal, PseudoLabel, SmallBatch, Source, Tent
 from petal.parallel import ParallelError, parallelize
 from petal.posterior import DiagonalGaussian
 from petal.restore import Fisher, Stochastic
@@ -39,6 +39,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "DiagonalGaussian",
+    "FanIn",
     "Fisher",
     "Guard",
     "InputError",

@@ -62,6 +62,11 @@ class FastNetwork(Network):
         features, logits = self._run(x, features=True)
         return features, logits
 
+    def made(self, views: ViewSource) -> Iterator[Tensor]:
+        """The views themselves, in order."""
+        with torch.no_grad():
+            return iter(list(self._made(views, range(views.count))))
+
     def each(self, views: ViewSource, wanted: Sequence[int]) -> Iterator[Tensor]:
         """Logits of the views with these numbers, in order: by threads on a CPU, side by side on a GPU."""
         engine = self.engine

@@ -5,6 +5,7 @@ from petal.methods.bn import BatchNorm
 from petal.methods.cotta import CoTTA
 from petal.methods.petal import Petal
 from petal.methods.pseudo_label import PseudoLabel
+from petal.methods.rates import FanIn
 from petal.methods.small_batch import SmallBatch
 from petal.methods.source import Source
 from petal.methods.tent import Tent
@@ -19,4 +20,4 @@ METHODS: dict[str, type[Adapter]] = {
     "petal": Petal,
 }
 
-__all__ = ["METHODS", "Adapter", "BatchNorm", "CoTTA", "Petal", "PseudoLabel", "SmallBatch", "Source", "Tent", "Wrapper"]
+__all__ = ["METHODS", "Adapter", "BatchNorm", "CoTTA", "FanIn", "Petal", "PseudoLabel", "SmallBatch", "Source", "Tent", "Wrapper"]

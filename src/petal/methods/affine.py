@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from petal.errors import ConfigError
-from petal.methods.base import Adapter, OptimizerFactory
+from petal.methods.base import Adapter, OptimizerFactory, Rates
 from petal.norm import affine_parameters
 
 
@@ -14,7 +14,7 @@ class AffineAdapter(Adapter):
     def __init__(
         self,
         model: nn.Module,
-        lr: float = 1e-3,
+        lr: Rates = 1e-3,
         *,
         optimizer: OptimizerFactory | None = None,
         steps: int = 1,

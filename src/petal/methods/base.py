@@ -11,16 +11,18 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from petal.augment import Augment
 from petal.errors import ConfigError
 from petal.methods.card import Card
 from petal.methods.descent import Descent
 from petal.methods.inputs import check_batch, check_number
-from petal.methods.network import Network, logits_of
+from petal.methods.network import Network, ViewSource, logits_of
+from petal.methods.rates import FanIn
 from petal.methods.state import misfits, optimizer_state, optimizer_to_load
 from petal.norm import network_copy
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
-Rates = float | Mapping[str, float]
+Rates = float | FanIn | Mapping[str, float]
 
 A = TypeVar("A", bound="Adapter")
 
@@ -130,9 +132,10 @@ class Adapter(nn.Module):
     ) -> None:
         """Say which parameters of `self.model` adapt, and how. Called once in a method's constructor.
 
-        `lr` is one rate, or a rate for each parameter by its name. `start` is a frozen network that holds the values they
+        `lr` is one rate, a rule such as `FanIn`, or a rate for each parameter by its name. `start` is a frozen network that holds the values they
         start from, if the method keeps one; without it a copy of them is kept, for `reset` and all that looks at the way.
         """
+        lr = lr.rates(parameters) if isinstance(lr, FanIn) else lr
         for rate in lr.values() if isinstance(lr, Mapping) else [lr]:
             check_number("lr", rate, low=0)
         if isinstance(lr, Mapping) and lr.keys() != parameters.keys():
@@ -177,6 +180,11 @@ class Adapter(nn.Module):
     def features(self, network: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
         """What its last linear layer is given [N, D], and its logits [N, C]."""
         return self.network(network).features(x)
+
+    def view(self, x: Tensor, augment: Augment) -> Tensor:
+        """A batch as `augment` changes it, by the adapter's random numbers."""
+        (view,) = self.network(self.model).made(ViewSource(x, augment, 1, self.generator))
+        return view
 
     def network(self, module: nn.Module) -> Network:
         """A network that the adapter holds, in the form in which it runs."""

@@ -35,6 +35,10 @@ class Network:
         """The mean prediction over views: of the logits, or of the probabilities ("probs"), as their logarithm."""
         return mean_over(views.predicted(self), views.count, average)
 
+    def made(self, views: "ViewSource") -> Iterator[Tensor]:
+        """The views themselves, in order."""
+        return (views.make(drawn) for drawn in views.draws())
+
     def each(self, views: "ViewSource", wanted: Sequence[int]) -> Iterator[Tensor]:
         """Logits of the views with these numbers, in order. All are drawn, so that random numbers stay in step."""
         for number, drawn in enumerate(views.draws()):
