@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import petal
 from networks import NETWORKS, images, network
+from petal.recommended import flagship
 
 VIEWS = 4
 
@@ -18,6 +19,10 @@ def _petal(model: nn.Module, **options: object) -> petal.Adapter:
     q = petal.DiagonalGaussian.isotropic(model, std=0.05)
     settings = {"views": VIEWS, "confidence": 0.9, "restore": petal.Fisher(0.1), "prior_weight": 1e-4} | options
     return petal.Petal(model, q, **settings)
+
+
+def _flagship(model: nn.Module, **options: object) -> petal.Adapter:
+    return petal.Petal(model, **(flagship() | {"warmup": 3} | options))
 
 
 MAKE: dict[str, Callable[..., petal.Adapter]] = {
@@ -30,6 +35,7 @@ MAKE: dict[str, Callable[..., petal.Adapter]] = {
 }
 WRAPPED: dict[str, Callable[..., petal.Adapter]] = {  # what goes around a method is an adapter like any other
     "guard(petal)": lambda model, **options: petal.Guard(_petal(model, **options), every=5, window=60),
+    "flagship": _flagship,
     "guard(tent)": lambda model, **options: petal.Guard(petal.Tent(model, **options), every=5, window=60),
     "small(tent)": lambda model, **options: petal.SmallBatch(petal.Tent(model, **options), memory=12, every=12),
     "guard(small(petal))": lambda model, **options: petal.Guard(
@@ -228,6 +234,7 @@ class TestAdaptingMethods:
 
     def test_episodic_starts_every_batch_afresh(self, method: str, net: str) -> None:
         plain = {"restore": None, "views": 0} if method in ("cotta", "petal", "guard(petal)") else {}
+        plain = {"learn": "plain"} if method == "flagship" else plain
         options = {"episodic": True} | plain
         adapter = MAKE[method](network(net), steps=2, **options)
         first = adapter(images(seed=1))

@@ -2,7 +2,7 @@
 
 from petal import data, models
 from petal._version import __version__
-from petal.augment import Views
+from petal.augment import Jitter, Views
 from petal.checkpoint import Checkpoints, load, save
 from petal.collect import collect_statistics
 from petal.corruptions import CORRUPTIONS, VALIDATION_CORRUPTIONS, corrupt
@@ -23,6 +23,7 @@ from petal.guard import Alarm, Guard
 from petal.methods import METHODS, Adapter, BatchNorm, CoTTA, FanIn, Petal, PseudoLabel, SmallBatch, Source, Tent
 from petal.parallel import ParallelError, parallelize
 from petal.posterior import DiagonalGaussian
+from petal.recommended import adapt
 from petal.restore import Fisher, Stochastic
 from petal.statistics import SourceStatistics
 from petal.swag import fit_swag
@@ -43,6 +44,7 @@ __all__ = [
     "Fisher",
     "Guard",
     "InputError",
+    "Jitter",
     "ModelError",
     "ParallelError",
     "Petal",
@@ -63,6 +65,7 @@ __all__ = [
     "Views",
     "__version__",
     "accelerate",
+    "adapt",
     "collect_statistics",
     "corrupt",
     "data",

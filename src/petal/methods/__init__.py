@@ -20,4 +20,6 @@ METHODS: dict[str, type[Adapter]] = {
     "petal": Petal,
 }
 
-__all__ = ["METHODS", "Adapter", "BatchNorm", "CoTTA", "FanIn", "Petal", "PseudoLabel", "SmallBatch", "Source", "Tent", "Wrapper"]
+__all__ = [
+    "METHODS", "Adapter", "BatchNorm", "CoTTA", "FanIn", "Petal", "PseudoLabel", "SmallBatch", "Source", "Tent", "Wrapper",
+]  # fmt: skip

@@ -11,6 +11,7 @@ from petal.augment import Augment, Views
 from petal.errors import ConfigError, InputError
 from petal.methods.base import Adapter, OptimizerFactory, Rates
 from petal.methods.descent import After, Ema, Penalty, PutBack
+from petal.methods.describe import in_short
 from petal.methods.inputs import check_choice, check_number
 from petal.methods.network import Sharing, ViewSource, mean_over
 from petal.restore import Restore
@@ -141,6 +142,20 @@ class MeanTeacher(Adapter):
         average: list[After] = [Ema(self.teacher, self.decay())]
         return average if self.restore is None else [*average, PutBack(self.restore, self.source)]
 
+    def describe(self) -> dict[str, str]:
+        """What it does and with which settings."""
+        augment = in_short(self.augment)
+        learned = {"student": "the batch", "student-view": f"a view of it ({augment})"}
+        views = f", over {self.views} views ({augment}) where the source is not sure" if self.views else ""
+        window = "" if self.warmup is None else f" from a window of {self.warmup:g} steps on"
+        return super().describe() | {
+            "learns": f"from {' and '.join(learned[name] for name in self.students)}",
+            "target": " + ".join(self.target) + views,
+            "answer": " + ".join(self.answer),
+            "teacher": f"follows by {self.ema:g}{window}",
+            "restore": "none" if self.restore is None else in_short(self.restore),
+        }
+
     def decay(self) -> float | Tensor:
         """What the teacher keeps of itself in this step: `ema`, or less in the first steps of a `warmup`."""
         return self.ema if self.warmup is None else (1 - 1 / (self.warmup + self.followed)).clamp(max=self.ema)
@@ -188,7 +203,7 @@ def members(option: str, names: str) -> tuple[str, ...]:
 def flipped(x: Tensor) -> Tensor:
     """Mirror images."""
     if x.dim() != 4:
-        raise InputError(f"images [N, C, H, W] have mirror images, not {list(x.shape)}: leave flips out of target and answer")
+        raise InputError(f"only images [N, C, H, W] have mirror images, not {list(x.shape)}: leave out what ends in -flip")
     return x.flip(-1)
 
 

@@ -55,7 +55,7 @@ class Petal(MeanTeacher):
     ) -> None:
         check_number("prior_weight", prior_weight, low=0)
         if posterior is None and prior_weight:
-            raise ConfigError("the prior needs a posterior (petal.fit_swag, petal.DiagonalGaussian): give one, or prior_weight=0")
+            raise ConfigError("the prior needs a posterior (petal.fit_swag, DiagonalGaussian): give one, or prior_weight=0")
         if posterior is not None:
             if not isinstance(posterior, DiagonalGaussian):
                 raise ConfigError(
@@ -77,3 +77,9 @@ class Petal(MeanTeacher):
         """-α log q(θ) (Alg. 2, l. 10)."""
         q = self.posterior
         return [Gaussian(q.mean, q.var, q.damping, self.prior_weight)] if q is not None and self.prior_weight else []
+
+    def describe(self) -> dict[str, str]:
+        """What it does and with which settings."""
+        prior = f"prior of weight {self.prior_weight:g}" if self.prior_weight else "no prior"
+        start = "none: starts at the network" if self.posterior is None else "starts at its mean"
+        return super().describe() | {"posterior": f"{start}; {prior}"}
