@@ -84,7 +84,7 @@ class MeanTeacher(Adapter):
             self.register_network("teacher", network_with(source, None))
             self.register_network("source", source, follows=False)
             if warmup is not None:
-                self.register_state("followed", torch.zeros((), device=self.device))
+                self.register_state("followed", torch.zeros((), dtype=torch.float64, device=self.device))
         self.adapt(dict(self.model.named_parameters()), lr, optimizer, start=source)
 
     def step(self, x: Tensor) -> Tensor:
