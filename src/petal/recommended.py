@@ -15,7 +15,7 @@ from petal.methods.base import Rates
 from petal.norm import batch_norms
 from petal.posterior import DiagonalGaussian
 
-WARMUP = 10                                         # steps of the teacher's first window
+WARMUP = 50                                         # steps of the teacher's first window
 WITHOUT_BATCH_NORM = FanIn(3.45, 3e-3, 9e-4)        # three times the usual: no statistics of the batch do part of the work
 
 
@@ -60,6 +60,17 @@ def adapt(
 
     >>> import petal
     >>> print(petal.adapt(petal.models.build("small", 10), flip=False, engine="eager"))
+    method    PETAL
+    network   SmallNet, 63,258 parameters, of which all adapt
+    rates     min(0.001, 1.15 / fan-in), vectors 0.0003; Adam once a batch
+    runs      eager, on cpu
+    learns    from the batch and a view of it (Views(per_sample=True, flip=0.0))
+    target    teacher
+    answer    teacher + student
+    teacher   follows by 0.999 from a window of 50 steps on
+    restore   none
+    posterior none: starts at the network; no prior
+    guard     rollback, looks every 10 batches
     """
     if augment is None:
         augment = _views(flip, colour) if images else Jitter()

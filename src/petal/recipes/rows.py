@@ -11,6 +11,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
+from petal.augment import Views
 from petal.errors import ConfigError
 from petal.guard import Guard
 from petal.methods import METHODS, Adapter, Petal, SmallBatch, Wrapper
@@ -56,7 +57,7 @@ def rows(recipe: Recipe, fidelity: str = "official") -> dict[str, Row]:
     stochastic = {"restore": Stochastic(recipe.stochastic)}
     petal = {**teacher, "prior_weight": recipe.prior_weight, "restore": Fisher(recipe.quantile)}
     own = frozenset({"restore"})
-    best = flagship(recipe.augment)
+    best = flagship(Views() if recipe.augment is None else Views(flip=recipe.augment.flip))    # else the same everywhere
     known = [
         Row("source", "Source", "source", random=False),
         Row("bn", "BN Adapt", "bn", random=False),
