@@ -461,7 +461,7 @@ def test_the_posterior_and_the_source_are_not_stored_again(tmp_path: Path) -> No
     adapter(batches(1)[0])
     save(adapter, tmp_path / "a.safetensors")
     with safe_open(tmp_path / "a.safetensors", "pt") as file:
-        sizes = {key: file.get_tensor(key).numel() for key in file.keys()}  # noqa: SIM118
+        sizes = {key: file.get_tensor(key).numel() for key in file.keys()}
     large = {k: n for k, n in sizes.items() if n > 1 and not k.startswith(("random.", "generator"))}
     assert sum(large.values()) == 4 * sum(p.numel() for p in model.parameters())
 

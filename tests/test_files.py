@@ -14,7 +14,7 @@ def test_failure_keeps_the_old_file_and_leaves_nothing(tmp_path: Path, old: str 
     path = tmp_path / "a.bin"
     if old is not None:
         path.write_text(old)
-    with pytest.raises(error), replacing(path) as temporary:  # noqa: PT012
+    with pytest.raises(error), replacing(path) as temporary:
         temporary.write_text("half")
         assert path.exists() == (old is not None)
         raise error

@@ -2,7 +2,7 @@
 
 from petal import checks, data, models
 from petal._version import __version__
-from petal.augment import Views
+from petal.augment import Jitter, Views
 from petal.checkpoint import Checkpoints, load, save
 from petal.collect import collect_statistics
 from petal.corruptions import CORRUPTIONS, VALIDATION_CORRUPTIONS, corrupt
@@ -36,6 +36,7 @@ from petal.methods import (
     BatchNorm,
     CoTTA,
     DeYO,
+    FanIn,
     Petal,
     PeTTA,
     PseudoLabel,
@@ -47,6 +48,7 @@ from petal.methods import (
 )
 from petal.parallel import ParallelError, parallelize
 from petal.posterior import DiagonalGaussian
+from petal.recommended import adapt
 from petal.restore import Fisher, Stochastic
 from petal.statistics import SourceStatistics
 from petal.swag import fit_swag
@@ -74,9 +76,11 @@ __all__ = [
     "DataError",
     "DeYO",
     "DiagonalGaussian",
+    "FanIn",
     "Fisher",
     "Guard",
     "InputError",
+    "Jitter",
     "ModelError",
     "ParallelError",
     "PeTTA",
@@ -100,6 +104,7 @@ __all__ = [
     "Views",
     "__version__",
     "accelerate",
+    "adapt",
     "checks",
     "collect_statistics",
     "corrupt",

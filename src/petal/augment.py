@@ -125,6 +125,27 @@ class Views:
         return taps * (taps > 1e-12)  # denormal numbers would make a CPU many times slower
 
 
+@dataclass(frozen=True)
+class Jitter:
+    """Adds normal noise to inputs of any kind: a `share` of the spread that each of their numbers has in the batch.
+
+    >>> x = torch.rand(4, 7)
+    >>> Jitter()(x, generator=torch.Generator().manual_seed(0)).shape
+    torch.Size([4, 7])
+    """
+
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.share) and self.share >= 0):
+            raise ConfigError(f"share of Jitter is a finite number >= 0, got {self.share}")
+
+    def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Inputs [N, ...] with noise of their own each."""
+        noise = torch.randn(x.shape, device=x.device, dtype=x.dtype, generator=generator)
+        return x + self.share * x.std(0, correction=0, keepdim=True) * noise
+
+
 def in_full(x: Tensor) -> Tensor:
     """Images in float32 where they are in half precision."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # half has too few bits for positions

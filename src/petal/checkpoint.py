@@ -305,7 +305,7 @@ def read_state(path: PathLike, kind: str = FORMAT) -> tuple[dict[str, Any], dict
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+            state = {key: file.get_tensor(key) for key in file.keys()}
     except FileNotFoundError as error:
         raise CheckpointError(f"no checkpoint at {path}: there is no such file") from error
     except Exception as error:  # a damaged header can fail in any way

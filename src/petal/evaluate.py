@@ -52,11 +52,11 @@ class BatchLike(Protocol):
     """What a stream yields, as far as evaluation reads it; `severity` may be missing."""
 
     @property
-    def x(self) -> Tensor: ...  # noqa: D102
+    def x(self) -> Tensor: ...
     @property
-    def y(self) -> Tensor: ...  # noqa: D102
+    def y(self) -> Tensor: ...
     @property
-    def domain(self) -> str: ...  # noqa: D102
+    def domain(self) -> str: ...
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ class DiagonalGaussian:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != FORMAT:
                     raise PosteriorError(f"{path} is not a petal posterior: its format is {metadata.get('format')!r}")
-                for key in file.keys():  # noqa: SIM118 (not a dict)
+                for key in file.keys():
                     kind, _, name = key.partition(".")
                     if kind not in groups or not name:
                         raise PosteriorError(f"{path} holds a tensor that is no part of a posterior: {key!r}")

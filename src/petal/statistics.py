@@ -114,7 +114,7 @@ class SourceStatistics:
                 metadata = file.metadata() or {}
                 if metadata.get("format") != FORMAT:
                     raise StatisticsError(f"{path} is no petal statistics: its format is {metadata.get('format')!r}")
-                found = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+                found = {key: file.get_tensor(key) for key in file.keys()}
             wrong = set(json.loads(metadata["tensors"])) ^ found.keys()
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             if isinstance(error, StatisticsError):

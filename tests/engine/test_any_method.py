@@ -18,7 +18,7 @@ from petal.methods.mean_teacher import network_with
 from petal.methods.network import ViewSource
 from petal.norm import RobustNorm, affine_parameters, following
 
-SGD = lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)  # noqa: E731 (sharp: Adam makes full steps of rounding)
+SGD = lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)
 POLICIES = {
     "plain": Policy(),
     "threads": Policy(view_threads=2),

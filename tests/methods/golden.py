@@ -34,7 +34,7 @@ class Small(nn.Module):
 def read(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and settings of a golden file."""
     with safe_open(FIELD / f"{name}.safetensors", "pt") as file:
-        return {key: file.get_tensor(key) for key in file.keys()}, json.loads(file.metadata()["settings"])  # noqa: SIM118
+        return {key: file.get_tensor(key) for key in file.keys()}, json.loads(file.metadata()["settings"])
 
 
 def small(norm: str = "batch", dtype: torch.dtype = torch.float64) -> tuple[nn.Module, Tensor]:

@@ -14,7 +14,12 @@ TEACHER = {"lr": 1e-3, "ema": 0.999, "views": 32, "confidence": 0.92, "steps": 1
     ("method", "expected"),
     [
         (petal.CoTTA, TEACHER | {"restore": petal.Stochastic(0.01), "gate": "batch", "average": "logits"}),
-        (petal.Petal, TEACHER | {"restore": petal.Fisher(0.03), "gate": "sample", "average": "probs", "prior_weight": 1e-9}),
+        (
+            petal.Petal,
+            TEACHER
+            | {"restore": petal.Fisher(0.03), "gate": "sample", "average": "probs", "prior_weight": 1e-9, "posterior": None}
+            | {"learn": "plain", "target": "teacher", "answer": "teacher", "warmup": None},
+        ),
     ],
 )
 def test_defaults(method: type[petal.Adapter], expected: dict[str, object]) -> None:

@@ -70,10 +70,10 @@ def test_the_whole_batch_differs_by_its_statistics_alone() -> None:
 
 def test_unweighted_consistency_counts_every_image() -> None:
     model, (x, *_) = inputs()
-    plain = lambda p, lr: torch.optim.SGD(p, lr=lr)  # noqa: E731
+    plain = lambda p, lr: torch.optim.SGD(p, lr=lr)
     adapter = petal.ROID(model, 1.0, share=0, weighting=False, augment=augment, optimizer=plain)
     before = {name: value.detach().clone().requires_grad_() for name, value in adapter.adapted.items()}
-    run = lambda x: torch.func.functional_call(adapter.model, before, (x,)).softmax(1)  # noqa: E731
+    run = lambda x: torch.func.functional_call(adapter.model, before, (x,)).softmax(1)
     p, q = run(x), run(augment(x))
     clipped = p.clamp(max=0.99)
     loss = -(clipped * (clipped / (1 - clipped) + 1e-5).log()).sum() - 0.5 * (p * q.log() + q * p.log()).sum()

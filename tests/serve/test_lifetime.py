@@ -105,7 +105,7 @@ def checkpointed(folder: Path) -> tuple[str, dict[str, Any]]:
     path = Checkpoints(folder).latest()
     assert path is not None
     with safe_open(path, framework="pt") as file:
-        keys = [key for key in file.keys() if not key.startswith("random.")]  # noqa: SIM118
+        keys = [key for key in file.keys() if not key.startswith("random.")]
         state = {key: file.get_tensor(key) for key in keys}
         extra = json.loads(file.metadata()["about"])["extra"]
     return digest(state), extra

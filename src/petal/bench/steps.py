@@ -133,9 +133,9 @@ def make(method: str, model: nn.Module) -> Adapter:
 def forwards(adapter: Adapter) -> int:
     """Forward passes that a step costs: a backward pass counts as two."""
     if isinstance(adapter, MeanTeacher):
-        if not adapter.views:
-            return 1 + 3
-        return 1 + 3 + (adapter.views if adapter.confidence > 1 else 1)
+        said = {*adapter.target, *adapter.answer} - {*adapter.students}
+        views = 0 if not adapter.views else adapter.views if adapter.confidence > 1 else 1
+        return len(said) + 3 * len(adapter.students) + views
     return 1 if adapter.optimizer is None else 3  # an upper bound for TENT, which needs no weight gradients of matrices
 
 

@@ -179,8 +179,8 @@ def squared_quantile(grad: Tensor, q: float, sample: int = SAMPLE, room: int = R
 
 @triton.jit
 def _update(
-    grad, parameter, teacher, teacher_low, source, first, second, uniform, correction, threshold, ok, restored, rates,
-    count, lr, beta1, beta2, eps, ema, probability,
+    grad, parameter, teacher, teacher_low, source, first, second, uniform, numbers, threshold, ok, restored, rates,
+    count, lr, beta1, beta2, eps, probability,
     KIND: tl.constexpr, RATES: tl.constexpr, NESTEROV: tl.constexpr, TEACHER: tl.constexpr, LOW: tl.constexpr,
     RESTORE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -196,7 +196,7 @@ def _update(
             v = v * beta2 + g * g * (1 - beta2)
             tl.store(first + at, m, inside)
             tl.store(second + at, v, inside)
-            way = m / (tl.sqrt(v) * tl.load(correction + 1) + eps) * tl.load(correction)
+            way = m / (tl.sqrt(v) * tl.load(numbers + 1) + eps) * tl.load(numbers)
         elif KIND == 1:  # SGD with momentum
             m = tl.load(first + at, inside, other=0.0) * beta1 + g
             tl.store(first + at, m, inside)
@@ -208,7 +208,7 @@ def _update(
         p -= way
         if TEACHER:
             t = tl.load(teacher + at, inside, other=0.0)
-            t += (p - t) * (1 - ema)
+            t += (p - t) * tl.load(numbers + 2)
             tl.store(teacher + at, t, inside)
             if LOW:
                 tl.store(teacher_low + at, t.to(teacher_low.dtype.element_ty), inside)
@@ -224,7 +224,7 @@ def _update(
 
 def update(
     rule: Any, grad: Tensor, parameter: Tensor, teacher: Tensor | None, source: Tensor | None, state: list[Tensor],
-    correction: Tensor, ema: float, threshold: Tensor | None, uniform: Tensor | None, probability: float, ok: Tensor,
+    numbers: Tensor, threshold: Tensor | None, uniform: Tensor | None, probability: float, ok: Tensor,
     teacher_low: Tensor | None, restored: Tensor, rates: Tensor | None,
 ) -> None:  # fmt: skip
     """`passes.update_`."""
@@ -234,8 +234,8 @@ def update(
     _update[_grid(count)](
         grad, parameter, none if teacher is None else teacher, none if teacher_low is None else teacher_low,
         none if source is None else source, state[0] if state else none, state[1] if len(state) > 1 else none,
-        none if uniform is None else uniform, correction, none if threshold is None else threshold, ok, restored,
-        none if rates is None else rates, count, rule.lr, rule.beta1, rule.beta2, rule.eps, ema, probability,
+        none if uniform is None else uniform, numbers, none if threshold is None else threshold, ok, restored,
+        none if rates is None else rates, count, rule.lr, rule.beta1, rule.beta2, rule.eps, probability,
         KIND=0 if rule.kind == "adam" else 1 if state else 2, RATES=rates is not None, NESTEROV=rule.nesterov,
         TEACHER=teacher is not None, LOW=teacher_low is not None, RESTORE=restore, BLOCK=BLOCK, num_warps=4,
     )  # fmt: skip

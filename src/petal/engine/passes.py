@@ -96,7 +96,7 @@ def squared_quantile(grad: Tensor, q: float) -> Tensor:
 
 def update_(
     rule: Rule, grad: Tensor, parameter: Tensor, teacher: Tensor | None, source: Tensor | None, state: list[Tensor],
-    step: Tensor, ema: float, threshold: Tensor | None, uniform: Tensor | None, probability: float, ok: Tensor,
+    step: Tensor, ema: float | Tensor, threshold: Tensor | None, uniform: Tensor | None, probability: float, ok: Tensor,
     teacher_low: Tensor | None, restored: Tensor, rates: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Sweep 2, in place on parameter, teacher, optimizer state and step; nothing is written where ok is 0.
@@ -105,12 +105,12 @@ def update_(
     the number of weights put back. `rates` are those of the single weights, where they differ.
     """
     step.add_(ok[0])
-    correction = bias_corrections(rule, step, grad.dtype)
+    numbers = numbers_of(rule, step, ema, grad.dtype)
     restored.zero_()
     kernels = kernels_for(grad)
     if kernels is not None:
         kernels.update(
-            rule, grad, parameter, teacher, source, state, correction, ema, threshold, uniform, probability, ok,
+            rule, grad, parameter, teacher, source, state, numbers, threshold, uniform, probability, ok,
             teacher_low, restored, rates,
         )  # fmt: skip
         return
@@ -126,8 +126,8 @@ def update_(
         first, second = state
         first.lerp_(grad, 1 - rule.beta1)
         second.mul_(rule.beta2).addcmul_(grad, grad, value=1 - rule.beta2)
-        denominator = (second.sqrt() * correction[1]).add_(rule.eps)
-        parameter.sub_(_rated(first / denominator * correction[0], rates))
+        denominator = (second.sqrt() * numbers[1]).add_(rule.eps)
+        parameter.sub_(_rated(first / denominator * numbers[0], rates))
     elif state:
         (buffer,) = state
         buffer.mul_(rule.beta1).add_(grad)
@@ -135,7 +135,7 @@ def update_(
     else:
         parameter.sub_(_rated(grad, rates), alpha=rule.lr)
     if teacher is not None:
-        teacher.lerp_(parameter, 1 - ema)
+        teacher.lerp_(parameter, numbers[2])
         if teacher_low is not None:
             teacher_low.copy_(teacher)
     if mask is not None and source is not None:
@@ -147,11 +147,12 @@ def _rated(way: Tensor, rates: Tensor | None) -> Tensor:
     return way if rates is None else way * rates
 
 
-def bias_corrections(rule: Rule, step: Tensor, dtype: torch.dtype) -> Tensor:
-    """lr / (1 - β1^t) and 1 / sqrt(1 - β2^t) as two numbers on the device, computed in float64; ones without Adam."""
-    if rule.kind != "adam":
-        return torch.ones(2, dtype=dtype, device=step.device)
-    t = step.double()
-    first = rule.lr / (1 - torch.exp(t * math.log(rule.beta1)) if rule.beta1 else torch.ones_like(t))
-    second = (1 - torch.exp(t * math.log(rule.beta2)) if rule.beta2 else torch.ones_like(t)).rsqrt()
-    return torch.cat([first.reshape(1), second.reshape(1)]).to(dtype)
+def numbers_of(rule: Rule, step: Tensor, ema: float | Tensor, dtype: torch.dtype) -> Tensor:
+    """lr / (1 - β1^t), 1 / sqrt(1 - β2^t) (ones without Adam) and 1 - ema, on the device, computed in float64."""
+    t = step.double().reshape(())
+    first = second = torch.ones_like(t)
+    if rule.kind == "adam":
+        first = rule.lr / (1 - torch.exp(t * math.log(rule.beta1)) if rule.beta1 else first)
+        second = (1 - torch.exp(t * math.log(rule.beta2)) if rule.beta2 else second).rsqrt()
+    share = 1 - ema if isinstance(ema, Tensor) else torch.full_like(t, 1 - ema)
+    return torch.stack([first, second, share.to(t).reshape(())]).to(dtype)

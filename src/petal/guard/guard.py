@@ -108,6 +108,10 @@ class Guard(Wrapper):
             self._watch(x, logits.detach().clone() if logits.is_inference() else logits.detach())
         return logits
 
+    def describe(self) -> dict[str, str]:
+        """What it does and with which settings, and those of the adapter inside."""
+        return self.adapter.describe() | {"guard": f"{self.policy}, looks every {self.every} batches"}
+
     def status(self) -> dict[str, float]:
         """The signals at the last look; NaN before the first one."""
         found = self._reading

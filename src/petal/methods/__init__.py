@@ -13,6 +13,7 @@ from petal.methods.note import NOTE
 from petal.methods.petal import Petal
 from petal.methods.petta import PeTTA
 from petal.methods.pseudo_label import PseudoLabel
+from petal.methods.rates import FanIn
 from petal.methods.rdumb import RDumb
 from petal.methods.rmt import RMT
 from petal.methods.roid import ROID
@@ -66,6 +67,7 @@ __all__ = [
     "BatchNorm",
     "CoTTA",
     "DeYO",
+    "FanIn",
     "Memory",
     "PeTTA",
     "Petal",

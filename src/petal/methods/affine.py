@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from petal import functional as F
 from petal.errors import ConfigError
-from petal.methods.base import Adapter, OptimizerFactory
+from petal.methods.base import Adapter, OptimizerFactory, Rates
 from petal.methods.inputs import check_choice
 from petal.norm import affine_parameters
 
@@ -25,7 +25,7 @@ class AffineAdapter(Adapter):
     def __init__(
         self,
         model: nn.Module,
-        lr: float = 1e-3,
+        lr: Rates = 1e-3,
         *,
         frozen: Sequence[str] = (),
         optimizer: OptimizerFactory | None = None,

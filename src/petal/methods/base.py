@@ -15,13 +15,15 @@ from petal.augment import Augment
 from petal.errors import ConfigError
 from petal.methods.card import Card
 from petal.methods.descent import Descent
+from petal.methods.describe import description
 from petal.methods.inputs import check_batch, check_number
 from petal.methods.network import Network, ViewSource, logits_of
+from petal.methods.rates import FanIn
 from petal.methods.state import misfits, optimizer_state, optimizer_to_load
 from petal.norm import network_copy
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
-Rates = float | Mapping[str, float]
+Rates = float | FanIn | Mapping[str, float]
 
 A = TypeVar("A", bound="Adapter")
 
@@ -96,6 +98,7 @@ class Adapter(nn.Module):
         self.adapted: dict[str, nn.Parameter] = {}
         self.descent: Descent | None = None
         self.executor: Executor | None = None
+        self.rates: Rates = 0.0
         self._start: Mapping[str, Tensor] = {}
         self._following: dict[str, nn.Module] = {}
         self._buffers_start: dict[str, Tensor] = {}
@@ -132,9 +135,11 @@ class Adapter(nn.Module):
     ) -> None:
         """Say which parameters of `self.model` adapt, and how. Called once in a method's constructor.
 
-        `lr` is one rate, or a rate for each parameter by its name. `start` is a frozen network that holds the values they
-        start from, if the method keeps one; without it a copy of them is kept, for `reset` and all that looks at the way.
+        `lr` is one rate, a rule such as `FanIn`, or a rate for each parameter by its name. `start` is a frozen network that
+        holds the values they start from, if the method keeps one; without it a copy of them is kept, for `reset` and all
+        that looks at the way.
         """
+        self.rates, lr = lr, lr.rates(parameters) if isinstance(lr, FanIn) else lr
         for rate in lr.values() if isinstance(lr, Mapping) else [lr]:
             check_number("lr", rate, low=0)
         if isinstance(lr, Mapping) and lr.keys() != parameters.keys():
@@ -324,6 +329,13 @@ class Adapter(nn.Module):
                 setattr(self, name, None if given is None else given.to(self._device_of(name), copy=True))
         self.generator.set_state(state_dict["generator"].cpu())
         self.skipped = int(state_dict["skipped"])
+
+    def describe(self) -> dict[str, str]:
+        """What it does and with which settings, for people: `print` shows it."""
+        return description(self)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:<10}{value}" for name, value in self.describe().items())
 
     # What goes around a method uses these
 

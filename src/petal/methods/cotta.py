@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from petal.augment import Augment
-from petal.methods.base import OptimizerFactory
+from petal.methods.base import OptimizerFactory, Rates
 from petal.methods.card import Card
 from petal.methods.mean_teacher import MeanTeacher
 from petal.restore import Restore, Stochastic
@@ -21,7 +21,7 @@ class CoTTA(MeanTeacher):
     def __init__(
         self,
         model: nn.Module,
-        lr: float = 1e-3,
+        lr: Rates = 1e-3,
         ema: float = 0.999,
         views: int = 32,
         confidence: float = 0.92,

@@ -109,10 +109,10 @@ class Quadratic:
 
 @dataclass(frozen=True, eq=False)
 class Ema:
-    """average ← decay · average + (1 - decay) · θ: how a teacher follows."""
+    """average ← decay · average + (1 - decay) · θ: how a teacher follows. A decay that changes lies on the device."""
 
     average: Values
-    decay: float
+    decay: float | Tensor
 
     @property
     def elementwise(self) -> bool:
@@ -124,7 +124,7 @@ class Ema:
 
     def apply_(self, weights: Weights, prepared: None) -> None:
         """Move the average."""
-        F.ema_(weights.like(self.average), weights.values, self.decay)
+        F.ema_(weights.like(self.average), weights.values, float(self.decay))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,6 @@
-"""What CoTTA and PETAL share: a student, its moving-average teacher, a frozen source, and predictions over views."""
+"""What CoTTA and PETAL share: a student, its moving-average teacher, a frozen source, and predictions averaged over them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
 import torch
@@ -8,29 +8,37 @@ from torch import Tensor, nn
 
 from petal import functional as F
 from petal.augment import Augment, Views
-from petal.methods.base import Adapter, OptimizerFactory
+from petal.errors import ConfigError, InputError
+from petal.methods.base import Adapter, OptimizerFactory, Rates
 from petal.methods.descent import After, Ema, Penalty, PutBack
+from petal.methods.describe import in_short
 from petal.methods.inputs import check_choice, check_number
-from petal.methods.network import Sharing, ViewSource
+from petal.methods.network import Sharing, ViewSource, mean_over
 from petal.restore import Restore
 
 CONSISTENCY = {"cross-entropy": F.cross_entropy, "symmetric": F.symmetric_cross_entropy}
+LEARN = {"plain": ("student",), "view": ("student-view",), "both": ("student", "student-view")}
+MEMBERS = ("teacher", "teacher-flip", "student", "student-flip")
 
 
 class MeanTeacher(Adapter):
     """Student, teacher and source networks, all by batch statistics, and the teacher's prediction over views.
 
-    All parameters of the network adapt.
+    All parameters of the network adapt. The student learns from the `target` on the batch ("plain"), on one view of it
+    ("view"), or on both. `target` and `answer` are predictions averaged over members, joined by "+": "teacher", "student",
+    and what these say of the mirror image, "teacher-flip" and "student-flip". With `warmup` the teacher follows faster at
+    first: its average begins with a window of so many steps, which grows by one a step up to that of `ema`.
     """
 
     teacher: nn.Module
     source: nn.Module
+    followed: Tensor
 
     def __init__(
         self,
         model: nn.Module,
         *,
-        lr: float,
+        lr: Rates,
         ema: float,
         views: int,
         confidence: float,
@@ -43,6 +51,10 @@ class MeanTeacher(Adapter):
         steps: int,
         episodic: bool,
         seed: int | torch.Generator,
+        learn: str = "plain",
+        target: str = "teacher",
+        answer: str = "teacher",
+        warmup: float | None = None,
         start: Mapping[str, Tensor] | None = None,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> None:
@@ -53,8 +65,13 @@ class MeanTeacher(Adapter):
         check_choice("gate", gate, ("sample", "batch"))
         check_choice("average", average, ("probs", "logits"))
         check_choice("loss", loss, CONSISTENCY)
+        check_choice("learn", learn, LEARN)
+        if warmup is not None:
+            check_number("warmup", warmup, low=1)
         self.ema, self.views, self.confidence = ema, views, confidence
         self.restore, self.gate, self.average, self.loss = restore, gate, average, loss
+        self.target, self.answer = members("target", target), members("answer", answer)
+        self.students, self.warmup = LEARN[learn], warmup
         self.augment = Views() if augment is None else augment
         self.sharing: Sharing | None = None
 
@@ -66,21 +83,34 @@ class MeanTeacher(Adapter):
             self.model = network_with(source, None)
             self.register_network("teacher", network_with(source, None))
             self.register_network("source", source, follows=False)
+            if warmup is not None:
+                self.register_state("followed", torch.zeros((), dtype=torch.float64, device=self.device))
         self.adapt(dict(self.model.named_parameters()), lr, optimizer, start=source)
 
     def step(self, x: Tensor) -> Tensor:
         """Adapt(θ', θ, θ_0, B, q), Algorithm 2 of the PETAL paper."""
-        target = self.prediction(x)                                             # l. 3-5
-        loss = self.consistency(self.logits(self.model, x), target).mean()      # l. 6-7
-        self.descend(loss, self.penalties(), self.after())                      # l. 10-15
-        return target
+        by = Predictions(self, x)
+        target = by.mean(self.target)                                                           # l. 3-5
+        losses = [self.consistency(by[student], target).mean() for student in self.students]    # l. 6-7
+        answer = by.mean(self.answer)
+        made = self.descend(torch.stack(losses).sum(), self.penalties(), self.after())          # l. 10-15
+        if self.warmup is not None:
+            self.followed += made
+        return answer
 
     def prediction(self, x: Tensor) -> Tensor:
+        """The answer to a batch, from the weights as they are."""
+        return Predictions(self, x).mean(self.answer)
+
+    def taught(self, x: Tensor) -> Tensor:
         """The teacher's prediction y' (Alg. 2, l. 3-5): plain where the source is sure, over K views where it is not.
 
         Views are computed only if some sample needs them, and then for the whole batch.
         """
+        self.views_used = False
         with torch.no_grad():
+            if self.views == 0:
+                return self.logits(self.teacher, x)
             needed = self.needs_views(x)
             self.views_used, everywhere = torch.stack([needed.any(), needed.all()]).tolist()
             if not self.views_used:
@@ -109,8 +139,72 @@ class MeanTeacher(Adapter):
 
     def after(self) -> list[After]:
         """The teacher's average (l. 12), then the restore (l. 13-15)."""
-        average: list[After] = [Ema(self.teacher, self.ema)]
+        average: list[After] = [Ema(self.teacher, self.decay())]
         return average if self.restore is None else [*average, PutBack(self.restore, self.source)]
+
+    def describe(self) -> dict[str, str]:
+        """What it does and with which settings."""
+        augment = in_short(self.augment)
+        learned = {"student": "the batch", "student-view": f"a view of it ({augment})"}
+        views = f", over {self.views} views ({augment}) where the source is not sure" if self.views else ""
+        window = "" if self.warmup is None else f" from a window of {self.warmup:g} steps on"
+        return super().describe() | {
+            "learns": f"from {' and '.join(learned[name] for name in self.students)}",
+            "target": " + ".join(self.target) + views,
+            "answer": " + ".join(self.answer),
+            "teacher": f"follows by {self.ema:g}{window}",
+            "restore": "none" if self.restore is None else in_short(self.restore),
+        }
+
+    def decay(self) -> float | Tensor:
+        """What the teacher keeps of itself in this step: `ema`, or less in the first steps of a `warmup`."""
+        return self.ema if self.warmup is None else (1 - 1 / (self.warmup + self.followed)).clamp(max=self.ema)
+
+
+class Predictions(dict[str, Tensor]):
+    """What student and teacher say of a batch, of its mirror images ("-flip") and of one view ("-view"), once asked for."""
+
+    def __init__(self, adapter: MeanTeacher, x: Tensor) -> None:
+        super().__init__()
+        self.adapter, self.x = adapter, x
+
+    def __missing__(self, name: str) -> Tensor:
+        network, _, change = name.partition("-")
+        self[name] = logits = self._logits(network, change, learns=name in self.adapter.students)
+        return logits
+
+    def mean(self, names: Sequence[str]) -> Tensor:
+        """The mean over members, without gradients; of one member its logits as they are."""
+        found = [self[name].detach() for name in names]
+        return found[0] if len(found) == 1 else mean_over(found, len(found), self.adapter.average)
+
+    def _logits(self, network: str, change: str, learns: bool) -> Tensor:
+        adapter, x = self.adapter, self.x
+        if network == "teacher" and not change:
+            return adapter.taught(x)
+        if change == "view":
+            x = adapter.augmented(x, adapter.augment)
+        if change == "flip":
+            x = flipped(x)
+        with torch.set_grad_enabled(learns and torch.is_grad_enabled()):
+            return adapter.logits(adapter.teacher if network == "teacher" else adapter.model, x)
+
+
+def members(option: str, names: str) -> tuple[str, ...]:
+    """The members of an average, from their names joined by "+"."""
+    found = tuple(name.strip() for name in names.split("+")) if isinstance(names, str) else (names,)
+    for name in found:
+        check_choice(option, name, MEMBERS)
+    if len(set(found)) < len(found):
+        raise ConfigError(f"{option} names a member twice: {names!r}")
+    return found
+
+
+def flipped(x: Tensor) -> Tensor:
+    """Mirror images."""
+    if x.dim() != 4:
+        raise InputError(f"only images [N, C, H, W] have mirror images, not {list(x.shape)}: leave out what ends in -flip")
+    return x.flip(-1)
 
 
 def network_with(network: nn.Module, parameters: Mapping[str, Tensor] | None) -> nn.Module:

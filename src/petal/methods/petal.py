@@ -5,7 +5,7 @@ from torch import nn
 
 from petal.augment import Augment
 from petal.errors import ConfigError
-from petal.methods.base import OptimizerFactory
+from petal.methods.base import OptimizerFactory, Rates
 from petal.methods.card import Card
 from petal.methods.descent import Gaussian, Penalty
 from petal.methods.inputs import check_number
@@ -32,8 +32,8 @@ class Petal(MeanTeacher):
     def __init__(
         self,
         model: nn.Module,
-        posterior: DiagonalGaussian,
-        lr: float = 1e-3,
+        posterior: DiagonalGaussian | None = None,
+        lr: Rates = 1e-3,
         ema: float = 0.999,
         views: int = 32,
         confidence: float = 0.92,
@@ -43,24 +43,32 @@ class Petal(MeanTeacher):
         gate: str = "sample",
         average: str = "probs",
         loss: str = "cross-entropy",
+        learn: str = "plain",
+        target: str = "teacher",
+        answer: str = "teacher",
+        warmup: float | None = None,
         *,
         optimizer: OptimizerFactory | None = None,
         steps: int = 1,
         episodic: bool = False,
         seed: int | torch.Generator = 0,
     ) -> None:
-        if not isinstance(posterior, DiagonalGaussian):
-            raise ConfigError(
-                f"Petal takes a posterior (petal.fit_swag, petal.DiagonalGaussian), got {type(posterior).__name__}"
-            )
         check_number("prior_weight", prior_weight, low=0)
-        posterior.check(model)
-        like = next(model.parameters())
-        posterior = posterior.to(like.device, like.dtype)
+        if posterior is None and prior_weight:
+            raise ConfigError("the prior needs a posterior (petal.fit_swag, DiagonalGaussian): give one, or prior_weight=0")
+        if posterior is not None:
+            if not isinstance(posterior, DiagonalGaussian):
+                raise ConfigError(
+                    f"Petal takes a posterior (petal.fit_swag, petal.DiagonalGaussian), got {type(posterior).__name__}"
+                )
+            posterior.check(model)
+            like = next(model.parameters())
+            posterior = posterior.to(like.device, like.dtype)
         super().__init__(
             model, lr=lr, ema=ema, views=views, confidence=confidence, restore=restore, augment=augment, gate=gate,
-            average=average, loss=loss, optimizer=optimizer, steps=steps, episodic=episodic, seed=seed,
-            start=posterior.mean, buffers=posterior.buffers,
+            average=average, loss=loss, learn=learn, target=target, answer=answer, warmup=warmup, optimizer=optimizer,
+            steps=steps, episodic=episodic, seed=seed, start=None if posterior is None else posterior.mean,
+            buffers=None if posterior is None else posterior.buffers,
         )  # fmt: skip
         self.posterior = posterior
         self.prior_weight = prior_weight
@@ -68,4 +76,10 @@ class Petal(MeanTeacher):
     def penalties(self) -> list[Penalty]:
         """-α log q(θ) (Alg. 2, l. 10)."""
         q = self.posterior
-        return [Gaussian(q.mean, q.var, q.damping, self.prior_weight)] if self.prior_weight else []
+        return [Gaussian(q.mean, q.var, q.damping, self.prior_weight)] if q is not None and self.prior_weight else []
+
+    def describe(self) -> dict[str, str]:
+        """What it does and with which settings."""
+        prior = f"prior of weight {self.prior_weight:g}" if self.prior_weight else "no prior"
+        start = "none: starts at the network" if self.posterior is None else "starts at its mean"
+        return super().describe() | {"posterior": f"{start}; {prior}"}

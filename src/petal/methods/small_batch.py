@@ -101,6 +101,10 @@ class SmallBatch(Wrapper):
             for layer, recent in zip(self._norms, kept, strict=True):
                 layer.recent = recent
 
+    def describe(self) -> dict[str, str]:
+        """What it does and with which settings, and those of the adapter inside."""
+        return self.adapter.describe() | {"small": f"learns every {self.every} images from a memory of {self.memory}"}
+
     def logits_with(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Logits by these parameters and the present estimates; nothing changes."""
         with self._checked(x) as x:

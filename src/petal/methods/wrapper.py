@@ -61,6 +61,10 @@ class Wrapper(Adapter):
         """Predict a batch with the weights as they are."""
         return self.adapter.predict(x)
 
+    def describe(self) -> dict[str, str]:
+        """What the adapter inside does; a subclass adds itself."""
+        return self.adapter.describe()
+
     def origin(self) -> dict[str, Tensor]:
         """The adapted parameters as they were after construction, by name."""
         return self.adapter.origin()

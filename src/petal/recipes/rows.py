@@ -11,6 +11,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
+from petal.augment import Views
 from petal.errors import ConfigError
 from petal.guard import Guard
 from petal.methods import METHODS, Adapter, Petal, SmallBatch, Wrapper
@@ -18,6 +19,7 @@ from petal.recipes.field import field
 from petal.recipes.names import unknown
 from petal.recipes.published import Recipe
 from petal.recipes.row import Row
+from petal.recommended import flagship
 from petal.restore import Fisher, Stochastic
 
 FIDELITIES = ("official", "paper")
@@ -55,6 +57,7 @@ def rows(recipe: Recipe, fidelity: str = "official") -> dict[str, Row]:
     stochastic = {"restore": Stochastic(recipe.stochastic)}
     petal = {**teacher, "prior_weight": recipe.prior_weight, "restore": Fisher(recipe.quantile)}
     own = frozenset({"restore"})
+    best = flagship(Views() if recipe.augment is None else Views(flip=recipe.augment.flip))    # else the same everywhere
     known = [
         Row("source", "Source", "source", random=False),
         Row("bn", "BN Adapt", "bn", random=False),
@@ -66,6 +69,7 @@ def rows(recipe: Recipe, fidelity: str = "official") -> dict[str, Row]:
         Row("petal", "PETAL (FIM)", "petal", petal),
         Row("petal-none", "PETAL (no restore)", "petal", {**petal, "restore": None}, own),
         Row("petal-sres-0.03", "PETAL (S-Res, 0.03)", "petal", {**petal, "restore": Stochastic(0.03)}, own),
+        Row("petal-f", "PETAL (F)", "petal", best, frozenset(best)),
     ]
     out = {row.name: row for row in [*known, *field(recipe)]}
     for name, method in METHODS.items():
@@ -105,9 +109,19 @@ def _pick(known: Mapping[str, Row], wanted: str) -> Row:
     return replace(row, name=wanted, label=" + ".join([row.label, *around]), wraps=tuple(around)) if around else row
 
 
-def needs_posterior(method: type[Adapter]) -> bool:
+def takes_posterior(method: type[Adapter]) -> bool:
     """True if the constructor of a method takes the source posterior."""
     return issubclass(method, Petal) or "posterior" in inspect.signature(method.__init__).parameters
+
+
+def needs_posterior(row: Row) -> bool:
+    """True if a row cannot do without the source posterior: PETAL can without its prior."""
+    method = METHODS[row.method]
+    if not takes_posterior(method):
+        return False
+    given = inspect.signature(method.__init__).parameters.get("posterior")
+    optional = given is None or given.default is not given.empty
+    return not (optional and issubclass(method, Petal) and not row.options.get("prior_weight", 1.0))
 
 
 def needs_statistics(method: type[Adapter]) -> bool:

@@ -4,16 +4,17 @@ import ast
 import inspect
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Union, get_args, get_origin
 
 import torch
 from torch import nn
 
-from petal.augment import Views
+from petal.augment import Jitter, Views
 from petal.destroy import Occlusion, Patches, Pixels
 from petal.errors import ConfigError, PetalError
-from petal.methods import METHODS, Adapter
+from petal.methods import METHODS, Adapter, FanIn
+from petal.methods.describe import in_short
 from petal.recipes.names import unknown
 from petal.recipes.row import Row
 from petal.restore import Fisher, Stochastic
@@ -47,11 +48,11 @@ class Adam:
 
 
 VALUES: dict[str, type] = {
-    "Fisher": Fisher, "Stochastic": Stochastic, "Views": Views, "SGD": SGD, "Adam": Adam,
-    "Patches": Patches, "Pixels": Pixels, "Occlusion": Occlusion,
-}  # fmt: skip
+    kind.__name__: kind for kind in (Fisher, Stochastic, Views, Jitter, SGD, Adam, FanIn, Patches, Pixels, Occlusion)
+}
 TAKES: dict[str, tuple[type, ...]] = {
-    "restore": (Fisher, Stochastic), "augment": (Views,), "optimizer": (SGD, Adam), "destroy": (Patches, Pixels, Occlusion)
+    "restore": (Fisher, Stochastic), "augment": (Views, Jitter), "optimizer": (SGD, Adam), "lr": (float, FanIn),
+    "destroy": (Patches, Pixels, Occlusion),
 }  # fmt: skip
 FIXED = ("self", "model", "posterior", "statistics", "seed", "adapter")  # given by the run, not by the user
 
@@ -139,10 +140,12 @@ def checked(name: str, method: type[Adapter], option: str, text: str) -> Any:
     value = parse_value(text)
     annotation = known[option].annotation
     kinds = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    value = float(value) if option == "lr" and type(value) is int else value
     if option in TAKES:
         allowed = (*TAKES[option], *((type(None),) if type(None) in kinds else ()))
         if not isinstance(value, allowed):
-            choices = [f"{kind.__name__}(...)" for kind in TAKES[option]] + ["none"] * (type(None) in kinds)
+            choices = ["a number" if kind is float else f"{kind.__name__}(...)" for kind in TAKES[option]]
+            choices += ["none"] * (type(None) in kinds)
             raise ConfigError(f"{name}.{option} takes {', '.join(choices)}, got {text!r}")
         return value
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
@@ -165,12 +168,8 @@ def as_json(value: Any) -> Any:
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if is_dataclass(value) and not isinstance(value, type):
-        given = [(f.name, getattr(value, f.name), f.default) for f in fields(value)]
-        shown = [f"{k}={v!r}" for k, v, default in given if v != default or len(given) == 1]
-        return f"{type(value).__name__}({', '.join(shown)})"
     if isinstance(value, Mapping):
         return {str(k): as_json(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [as_json(v) for v in value]
-    return getattr(value, "__qualname__", type(value).__name__)
+    return in_short(value)

@@ -21,7 +21,17 @@ from petal.parallel import Ranks, parallelize
 from petal.posterior import DiagonalGaussian
 from petal.recipes.fit import TrainProgress
 from petal.recipes.published import Recipe, recipe
-from petal.recipes.rows import WRAPPERS, Row, load_plugin, needs_posterior, needs_statistics, own_defaults, pick_rows, rows
+from petal.recipes.rows import (
+    WRAPPERS,
+    Row,
+    load_plugin,
+    needs_posterior,
+    needs_statistics,
+    own_defaults,
+    pick_rows,
+    rows,
+    takes_posterior,
+)
 from petal.recipes.settings import apply_settings
 from petal.runs.sources import load_posterior, load_statistics, make_source, open_test
 from petal.statistics import SourceStatistics
@@ -225,8 +235,8 @@ class OpenExperiment:
         """The same, executed by plain torch. PETAL starts at the mean of its posterior."""
         method = METHODS[row.method]
         arguments: list[Any] = [self.model]
-        if needs_posterior(method):
-            if self.posterior is None:
+        if takes_posterior(method):
+            if self.posterior is None and needs_posterior(row):
                 fit = "petal fit" + (f" --recipe {self.experiment.recipe} --weights ..." if self.experiment.recipe else "")
                 raise ConfigError(
                     f"{row.label} needs the source posterior: make one with `{fit}`, give it as --posterior, or choose "

@@ -13,7 +13,7 @@ from petal.errors import ConfigError, InputError
 from petal.methods import METHODS, Adapter, Source
 from petal.models.pixels import UNIT_PIXELS, expected_input
 from petal.recipes import WRAPPERS, Row, recipe
-from petal.recipes.rows import needs_posterior, needs_statistics
+from petal.recipes.rows import needs_statistics, takes_posterior
 from petal.runs import Experiment, OpenExperiment
 from petal.runs.records import distance_from_start
 from petal.serve.settings import Settings
@@ -85,7 +85,7 @@ def experiment_of(settings: Settings) -> tuple[Experiment, Row]:
         plugin=None if settings.plugin is None else str(settings.plugin),
     )  # fmt: skip
     (row,) = experiment.rows([_row_name(settings)], [*settings.set, *_guard_settings(settings)])
-    if settings.posterior is not None and needs_posterior(METHODS[row.method]):
+    if settings.posterior is not None and takes_posterior(METHODS[row.method]):
         experiment = replace(experiment, posterior=str(settings.posterior))
     if settings.statistics is not None and needs_statistics(METHODS[row.method]):
         experiment = replace(experiment, statistics=str(settings.statistics))

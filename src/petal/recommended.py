@@ -1,0 +1,89 @@
+"""What we recommend: the settings of PETAL's flagship, and an adapter of them for a network in one line."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from petal.augment import Augment, Jitter, Views
+from petal.engine import accelerate
+from petal.errors import ConfigError
+from petal.guard import Guard
+from petal.methods import Adapter, FanIn, Petal
+from petal.methods.base import Rates
+from petal.norm import batch_norms
+from petal.posterior import DiagonalGaussian
+
+WARMUP = 50                                         # steps of the teacher's first window
+WITHOUT_BATCH_NORM = FanIn(3.45, 3e-3, 9e-4)        # three times the usual: no statistics of the batch do part of the work
+
+
+def flagship(augment: Augment | None = None) -> dict[str, Any]:
+    """The flagship as arguments of `Petal`; images are flipped if `augment` flips them.
+
+    >>> flagship()["answer"], flagship(Views(flip=0.0))["answer"]
+    ('teacher+teacher-flip+student', 'teacher+student')
+    """
+    augment = Views() if augment is None else augment
+    flips = isinstance(augment, Views) and augment.flip > 0
+    return {
+        "lr": FanIn(), "ema": 0.999, "warmup": WARMUP, "views": 0, "prior_weight": 0.0, "restore": None,
+        "average": "probs", "augment": replace(augment, per_sample=True) if isinstance(augment, Views) else augment,
+        "learn": "both", "target": "teacher+teacher-flip" if flips else "teacher",
+        "answer": "teacher+teacher-flip+student" if flips else "teacher+student",
+    }  # fmt: skip
+
+
+def adapt(
+    model: nn.Module,
+    posterior: DiagonalGaussian | None = None,
+    *,
+    flip: bool = True,
+    colour: bool = True,
+    images: bool = True,
+    augment: Augment | None = None,
+    lr: Rates | None = None,
+    guard: bool = True,
+    engine: str = "auto",
+    batch_shape: Sequence[int] | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Adapter:
+    """The adapter that we recommend for a network: a classifier that goes on learning from what it predicts.
+
+    Say what must not be done to an input: `flip=False` where a mirror image means something else (digits, text, X-rays),
+    `colour=False` where brightness and colour carry meaning, `images=False` for anything but images [N, 3 or 1, H, W] in
+    [0, 1]. Or give an `augment` that changes inputs without changing their label. Without batch norm the rates are three
+    times those with it; `lr` says otherwise. `guard`, `engine` and `batch_shape` are those of `Guard` and `accelerate`;
+    further options those of `Petal`. With a posterior it starts at the posterior's mean. `print` shows what was chosen.
+
+    >>> import petal
+    >>> print(petal.adapt(petal.models.build("small", 10), flip=False, engine="eager"))
+    method    PETAL
+    network   SmallNet, 63,258 parameters, of which all adapt
+    rates     min(0.001, 1.15 / fan-in), vectors 0.0003; Adam once a batch
+    runs      eager, on cpu
+    learns    from the batch and a view of it (Views(per_sample=True, flip=0.0))
+    target    teacher
+    answer    teacher + student
+    teacher   follows by 0.999 from a window of 50 steps on
+    restore   none
+    posterior none: starts at the network; no prior
+    guard     rollback, looks every 10 batches
+    """
+    if augment is None:
+        augment = _views(flip, colour) if images else Jitter()
+    elif not (flip and colour and images):
+        raise ConfigError("an augment of your own says all: leave flip, colour and images out")
+    if lr is None:
+        lr = FanIn() if any(True for _ in batch_norms(model)) else WITHOUT_BATCH_NORM
+    adapter: Adapter = Petal(model, posterior, **{**flagship(augment), "lr": lr, "seed": seed, **options})
+    if guard:
+        adapter = Guard(adapter)
+    return accelerate(adapter, engine, batch_shape)
+
+
+def _views(flip: bool, colour: bool) -> Views:
+    same: dict[str, Any] = {"hue": (0, 0), **dict.fromkeys(("brightness", "contrast", "saturation", "gamma"), (1, 1))}
+    return Views(flip=0.5 if flip else 0.0, **({} if colour else same))
