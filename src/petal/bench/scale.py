@@ -105,15 +105,16 @@ class Setting:
     def adapter(self, device: torch.device, ranks: parallel.Ranks | None = None) -> tuple[MeanTeacher, Tensor]:
         """The adapter, its gate always open, and its batch."""
         size, classes = NETWORK_INPUT.get(self.network, (32, 10))
-        adapter = make(self.method, build(self.network, classes=classes, seed=0).to(device).eval())
+        shape = (self.batch, 3, size, size)
+        x = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device)
+        adapter = make(self.method, build(self.network, classes=classes, seed=0).to(device).eval(), x)
         if not isinstance(adapter, MeanTeacher):
             raise ConfigError(f"{self.method} has no views to share out: choose petal or cotta")
         adapter.views, adapter.confidence = self.views, 2.0
         if ranks is not None:
             parallel.parallelize(adapter, ranks)
-        shape = (self.batch, 3, size, size)
         accelerate(adapter, self.engine, batch_shape=shape)
-        return adapter, torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(device)
+        return adapter, x
 
 
 def measure(setting: Setting, ranks: list[int], repeat: int = 3) -> tuple[StepParts, dict[int, float]]:

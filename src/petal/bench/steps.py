@@ -9,19 +9,21 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from petal.collect import collect_statistics
 from petal.engine import accelerate
 from petal.errors import ConfigError
 from petal.methods import METHODS, Adapter
 from petal.methods.mean_teacher import MeanTeacher
 from petal.methods.network import ViewSource
-from petal.methods.petal import Petal
 from petal.models import build, flops
 from petal.posterior import DiagonalGaussian
-from petal.recipes.rows import needs_posterior
+from petal.recipes import Row, recipe, rows
+from petal.recipes.rows import needs_posterior, needs_statistics, takes_posterior
 
 NETWORK_INPUT = {"resnet-50": (224, 1000)}  # size and classes; all others are 32 and 10
 
@@ -66,8 +68,8 @@ def run(
 ) -> Iterator[StepTime]:
     """Measure every combination. A method without views is measured once, whatever `views` and `gates` say."""
     for name in methods:
-        if name not in METHODS:
-            raise ConfigError(f"unknown method {name!r}: choose from {', '.join(METHODS)}")
+        if name not in known_rows():
+            raise ConfigError(f"unknown method {name!r}: choose from {', '.join(known_rows())}")
     rate = matrix_rate(device)
     for network in networks:
         size, classes = NETWORK_INPUT.get(network, (32, 10))
@@ -90,7 +92,7 @@ def _measure(
     device = x.device
     _free(device)
     before = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
-    adapter = make(method, model)
+    adapter = make(method, model, x)
     if engine != "eager":
         accelerate(adapter, engine, batch_shape=x.shape if compile_at_once else None)
     settings = [(0, "none")]
@@ -122,12 +124,24 @@ def _measure(
         )  # fmt: skip
 
 
-def make(method: str, model: nn.Module) -> Adapter:
-    """The method with its default settings, given an isotropic posterior if it takes one; PETAL by the official fidelity."""
-    kind: Callable[..., Adapter] = METHODS[method]
-    official = {"gate": "batch", "average": "logits"} if METHODS[method] is Petal else {}
-    posterior = [DiagonalGaussian.isotropic(model, std=1e-3, damping=1e-6)] if needs_posterior(METHODS[method]) else []
-    return kind(model, *posterior, **official)
+def make(method: str, model: nn.Module, x: Tensor) -> Adapter:
+    """A row of `petal run cifar10` or a method with its defaults, and what it asks to know of the source: made up.
+
+    The posterior is isotropic; statistics are those of the images `x` by the network's own labels.
+    """
+    row = known_rows()[method]
+    kind: Callable[..., Adapter] = METHODS[row.method]
+    options: dict[str, Any] = dict(row.options)
+    if takes_posterior(METHODS[row.method]) and needs_posterior(row):
+        options["posterior"] = DiagonalGaussian.isotropic(model, std=1e-3, damping=1e-6)
+    if needs_statistics(METHODS[row.method]):
+        options["statistics"] = collect_statistics(model, [x], labels="predicted")
+    return kind(model, **options)
+
+
+def known_rows() -> dict[str, Row]:
+    """What can be measured, by name: the rows of CIFAR-10, those of plugins among them."""
+    return rows(recipe("cifar10"))
 
 
 def forwards(adapter: Adapter) -> int:
