@@ -64,7 +64,7 @@ def _with_what_it_needs(kind: type[petal.Adapter]) -> Callable[..., petal.Adapte
 MAKE |= {name: _with_what_it_needs(kind) for name, kind in petal.METHODS.items() if name not in MAKE} | WRAPPED
 SENSIBLE = [(m, n) for m in petal.METHODS for n in NETWORKS if not (m == "bn" and n != "batch-norm")]
 SENSIBLE += [(w, n) for w in WRAPPED for n in ("batch-norm", "group-norm")]
-ADAPTING = [(m, n) for m, n in SENSIBLE if m not in ("source", "bn", "lame") and "small" not in m]  # it learns at its own pace
+ADAPTING = [(m, n) for m, n in SENSIBLE if m not in ("source", "bn", "lame") and "small" not in m]  # own pace
 VIEWED = ("rotta", "petta")                                         # draws random views in every step
 REMEMBERS = ("rotta", "note", "petta")                                # a memory takes in what an update is not made of
 

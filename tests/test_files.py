@@ -14,10 +14,15 @@ def test_failure_keeps_the_old_file_and_leaves_nothing(tmp_path: Path, old: str 
     path = tmp_path / "a.bin"
     if old is not None:
         path.write_text(old)
-    with pytest.raises(error), replacing(path) as temporary:
-        temporary.write_text("half")
-        assert path.exists() == (old is not None)
-        raise error
+
+    def fail_halfway() -> None:
+        with replacing(path) as temporary:
+            temporary.write_text("half")
+            assert path.exists() == (old is not None)
+            raise error
+
+    with pytest.raises(error):
+        fail_halfway()
     assert os.listdir(tmp_path) == ([] if old is None else ["a.bin"])
     if old is not None:
         assert path.read_text() == old

@@ -219,7 +219,8 @@ class TestAdapt:
         for words in (
             "ConvNet, 1,185 parameters, of which all adapt", "min(0.001, 1.15 / fan-in), vectors 0.0003; Adam once a batch",
             "accelerated, on cpu", "from the batch and a view of it (Views(per_sample=True))",
-            "teacher + teacher-flip + student", "follows by 0.999", "starts at the network; no prior", "rollback, looks every 10 batches",
+            "teacher + teacher-flip + student", "follows by 0.999", "starts at the network; no prior",
+            "rollback, looks every 10 batches",
         ):  # fmt: skip
             assert words in text, words
         assert len(text.splitlines()) < 15

@@ -52,11 +52,19 @@ class BatchLike(Protocol):
     """What a stream yields, as far as evaluation reads it; `severity` may be missing."""
 
     @property
-    def x(self) -> Tensor: ...
+    def x(self) -> Tensor:
+        """Inputs [N, ...]."""
+        ...
+
     @property
-    def y(self) -> Tensor: ...
+    def y(self) -> Tensor:
+        """Labels [N]."""
+        ...
+
     @property
-    def domain(self) -> str: ...
+    def domain(self) -> str:
+        """The corruption, or whatever the images have in common."""
+        ...
 
 
 @dataclass(frozen=True)

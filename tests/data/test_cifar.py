@@ -204,7 +204,10 @@ def test_training_split_joins_its_files(cifar_10):
 def test_pickles_as_python_2_wrote_them(tmp_path):
     """The published files: byte strings for text, numpy.core names, a state whose data is a byte string."""
     raw = bytes(range(256)) * 24                                            # two images
-    text = lambda value: b"U" + bytes([len(value)]) + value
+
+    def text(value):
+        return b"U" + bytes([len(value)]) + value
+
     array = (
         b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\x00t" + text(b"b") + b"tR(K\x01(K\x02M\x00\x0ct"
         b"cnumpy\ndtype\n(" + text(b"u1") + b"K\x00K\x01tR(K\x03" + text(b"|") + b"NNN" + b"J\xff\xff\xff\xff" * 2

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from petal.methods.mean_teacher import network_with
 from petal.methods.network import ViewSource
 from petal.norm import RobustNorm, affine_parameters, following
 
-SGD = lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)
+SGD = partial(torch.optim.SGD, momentum=0.9)
 POLICIES = {
     "plain": Policy(),
     "threads": Policy(view_threads=2),

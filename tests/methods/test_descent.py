@@ -123,8 +123,7 @@ def test_a_sharpness_aware_step_has_the_gradient_of_the_highest_point_nearby(eng
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_step_that_is_not_made_puts_nothing_back_and_is_counted_if_it_was_wanted(engine: str) -> None:
-    back = lambda a: [PutBack(petal.Stochastic(1.0), a.other)]
-    adapter = petal.accelerate(Steps(after=back), engine)
+    adapter = petal.accelerate(Steps(after=lambda a: [PutBack(petal.Stochastic(1.0), a.other)]), engine)
     adapter(images())
     assert (float(adapter.restored), adapter.skipped) == (1.0, 0)
     before = values(adapter)

@@ -51,7 +51,8 @@ def test_settings_change_what_they_say() -> None:
         assert not torch.allclose(base, petal.LAME(model, **changed)(batches[0]), atol=1e-9), changed
     knn = [petal.LAME(model, affinity="knn", symmetric=symmetric)(batches[0]) for symmetric in (False, True)]
     assert not torch.allclose(*knn, atol=1e-9)
-    for wrong in ({"affinity": "rbg"}, {"neighbours": 0}, {"sigma": 0}, {"weight": -1}, {"iterations": 0}, {"tolerance": -1}):
+    for wrong in ({"affinity": "rbg"}, {"neighbours": 0}, {"sigma": 0}, {"weight": -1}, {"iterations": 0},
+                  {"tolerance": -1}):  # fmt: skip
         with pytest.raises(ConfigError, match=f"{next(iter(wrong))} must be"):
             petal.LAME(model, **wrong)
 

@@ -36,7 +36,8 @@ def test_settings_change_what_they_say() -> None:
         return torch.stack([adapter(x) for x in batches[:3]])[-1]
 
     base = after()
-    for changed in ({"memory": 9}, {"ema": 0.5}, {"momentum": 0.3}, {"timeliness": 0.0}, {"uncertainty": 0.0}, {"pull": 100.0},
+    for changed in ({"memory": 9}, {"ema": 0.5}, {"momentum": 0.3}, {"timeliness": 0.0}, {"uncertainty": 0.0},
+                    {"pull": 100.0},
                     {"regularizer": "l2"}, {"regularizer": "none"}, {"anchor": 0.0}, {"loss": "cross-entropy"},
                     {"prototype_momentum": 0.5}, {"adaptive_pull": False}, {"adaptive_ema": False},
                     {"augment": petal.Views()}, {"lr": 0.1}, {"steps": 2}, {"episodic": True}):  # fmt: skip
@@ -62,7 +63,7 @@ def test_the_divergence_is_the_papers() -> None:
     labels = torch.tensor([0, 2, 2, 3, 4])
     features = torch.arange(5.0)[:, None].expand(5, 12)
     gamma = adapter.divergence(features, torch.nn.functional.one_hot(labels, CLASSES) * 9.0)
-    expected = 1 - torch.exp(torch.tensor(-(1.0 + 9.0) / 2 / (2 + 1e-6)))           # of classes 0 and 2: 3 and 4 have no variance
+    expected = 1 - torch.exp(torch.tensor(-(1.0 + 9.0) / 2 / (2 + 1e-6)))      # of classes 0 and 2: 3 and 4 have no variance
     assert float(gamma) == pytest.approx(float(expected), abs=1e-6)
     for label, now in ((0, 0.0), (2, 1.5), (3, 3.0), (4, 4.0)):
         assert torch.allclose(adapter.prototypes[label], 0.75 * before[label] + 0.25 * now)

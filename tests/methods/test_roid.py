@@ -70,11 +70,9 @@ def test_the_whole_batch_differs_by_its_statistics_alone() -> None:
 
 def test_unweighted_consistency_counts_every_image() -> None:
     model, (x, *_) = inputs()
-    plain = lambda p, lr: torch.optim.SGD(p, lr=lr)
-    adapter = petal.ROID(model, 1.0, share=0, weighting=False, augment=augment, optimizer=plain)
+    adapter = petal.ROID(model, 1.0, share=0, weighting=False, augment=augment, optimizer=torch.optim.SGD)
     before = {name: value.detach().clone().requires_grad_() for name, value in adapter.adapted.items()}
-    run = lambda x: torch.func.functional_call(adapter.model, before, (x,)).softmax(1)
-    p, q = run(x), run(augment(x))
+    p, q = (torch.func.functional_call(adapter.model, before, (images,)).softmax(1) for images in (x, augment(x)))
     clipped = p.clamp(max=0.99)
     loss = -(clipped * (clipped / (1 - clipped) + 1e-5).log()).sum() - 0.5 * (p * q.log() + q * p.log()).sum()
     gradients = torch.autograd.grad(loss / 16, list(before.values()))

@@ -187,7 +187,7 @@ def _require_logits(logits: object, size: int) -> None:
     shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     require(shape == [size, CLASSES], f"{size} images of {CLASSES} classes get {shape}: step returns logits [N, classes]")
     assert isinstance(logits, Tensor)
-    require(bool(logits.isfinite().all()), "the answer to a good batch has NaN or Inf: look for a logarithm or quotient of 0")
+    require(bool(logits.isfinite().all()), "the answer to a good batch has NaN or Inf: a logarithm or quotient of 0?")
     require(not logits.requires_grad, "the answer has a graph: leave forward to the base class, or detach it")
 
 

@@ -177,7 +177,7 @@ def _same_within_rounding(plain: Adapter, fast: Adapter, advice: str) -> None:
     other = sorted(mine.keys() ^ theirs.keys())[:4]
     require(not other, f"on the engine the state has other names, {other}: {advice}")
     start, weights = plain.origin(), plain.weights()
-    moved = {key: value.detach() - start[key.partition(".")[2]] for key, value in weights.items() if key.partition(".")[2] in start}
+    moved = {key: value.detach() - start[name] for key, value in weights.items() if (name := key.partition(".")[2]) in start}
     if moved:
         way = torch.stack([value.norm() for value in moved.values()]).norm()
         size = torch.stack([weights[key].norm() for key in moved]).norm()

@@ -12,7 +12,7 @@ import logging
 import operator
 import statistics
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +209,7 @@ def _measured(
             torch.randn(shape, generator=random, device=device, dtype=dtype).contiguous(memory_format=torch.channels_last)
             for shape in (images, filters)
         )
-        plain: Callable[[], Any] = lambda: F.conv2d(x, weight, stride=stride, padding=padding)
+        plain: Callable[[], Any] = partial(F.conv2d, x, weight, stride=stride, padding=padding)
         out = plain()
         other = out if residual else None
         saved = out.nbytes * (2 * residual + moments) / BYTES_A_SECOND * 1e3

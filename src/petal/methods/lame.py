@@ -19,7 +19,7 @@ class LAME(Adapter):
     of `sigma`, or the mean distance to the nearest number `neighbours` (itself counted) if None; "knn", 1 for the nearest
     `neighbours` others; "linear", their cosine. `symmetric` takes the mean of W and its transpose.
 
-    Predictions and features are by the source's statistics. The authors' code returns probabilities; this is their logarithm.
+    Predictions and features are by the source's statistics. The authors' code returns probabilities, this their logarithm.
     A batch of one image is its own neighbour, which sharpens its prediction (the authors' code has NaN there).
     """
 

@@ -113,7 +113,9 @@ class PeTTA(Adapter):
     def divergence(self, features: Tensor, logits: Tensor) -> Tensor:
         """γ of the classes of this batch, by the class means of before it; then these move."""
         mean, var, counts = self.statistics.prototypes, self.statistics.variances, self.statistics.counts
-        assert mean is not None and var is not None and counts is not None
+        assert mean is not None
+        assert var is not None
+        assert counts is not None
         good = features.isfinite().all(1) & logits.isfinite().all(1)
         members = F.one_hot(logits.softmax(1).argmax(1), len(mean)).to(features) * good[:, None]        # [N, C]
         count = members.sum(0)
