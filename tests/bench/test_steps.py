@@ -20,6 +20,13 @@ def test_without_views_there_is_no_gate_to_open(gates: list[str]) -> None:
     assert [(row.views, row.gate) for row in rows] == [(0, "closed"), *((1, gate) for gate in gates)]
 
 
+def test_a_row_without_views_keeps_none() -> None:
+    """The flagship has no views and no gate: it is measured as it is, whatever the views and gates of others."""
+    once = {"count": 1, "warmup": 1, "parts": False}
+    rows = list(run(["petal-f"], ["eager"], ["small"], [2], [32], ["open", "closed"], torch.device("cpu"), **once))  # type: ignore[arg-type]
+    assert [(row.views, row.gate) for row in rows] == [(0, "none")]
+
+
 def test_a_plugin_is_measured_like_a_method(tmp_path: Path) -> None:
     """One that takes a posterior, too."""
     plugin = tmp_path / "mine.py"

@@ -275,3 +275,15 @@ def test_a_method_of_ones_own_runs_on_a_gpu(method: str) -> None:
         expected, got = plain(x), fast(x)
         assert (expected.softmax(1) - got.softmax(1)).abs().mean() < 0.02
     assert fast.skipped == 0
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_no_graph_of_a_step_outlives_it(compiled: bool) -> None:
+    """Nodes that a graph keeps are tied to its stream, and a CUDA graph that is recorded after it would fail."""
+    policy = Policy(low=torch.bfloat16, compile=compiled, compile_after=1, backend="eager")
+    adapter = petal.accelerate(TwoForwards(network()), policy=policy)
+    for size in (8, 8, 5):
+        adapter(images(size))
+        programs = [p for fast in adapter._networks.values() for p in fast.programs.values()]
+        assert programs
+        assert not any(tensor.requires_grad for p in programs for result in p.results for tensor in result)

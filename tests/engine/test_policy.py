@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+import petal
+from networks import network
 from petal.engine import Policy
 
 SHAPE, OTHER = torch.Size([12, 3, 8, 8]), torch.Size([7, 3, 8, 8])
@@ -23,3 +25,10 @@ def test_named_shapes_are_due_at_once_and_no_others() -> None:
 @pytest.mark.parametrize("shapes", [None, frozenset([SHAPE])])
 def test_nothing_is_due_where_nothing_is_compiled(shapes: frozenset[torch.Size] | None) -> None:
     assert not Policy(compile=False, compile_after=1, shapes=shapes).due(SHAPE, 100, 0)
+
+
+def test_the_sizes_of_memories_are_compiled_beside_the_streams() -> None:
+    adapter = petal.accelerate(petal.RoTTA(network(), memory=7), batch_shape=SHAPE)
+    assert adapter.executor.policy.shapes == {SHAPE, OTHER}
+    plain = petal.accelerate(petal.Tent(network()), batch_shape=SHAPE)
+    assert plain.executor.policy.shapes == {SHAPE}

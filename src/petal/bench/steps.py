@@ -96,14 +96,15 @@ def _measure(
     if engine != "eager":
         accelerate(adapter, engine, batch_shape=x.shape if compile_at_once else None)
     settings = [(0, "none")]
-    if isinstance(adapter, MeanTeacher):
+    viewing = adapter if isinstance(adapter, MeanTeacher) and adapter.views else None
+    if viewing is not None:
         settings = [(k, gate) for k in views for gate in (gates if k else ["closed"])]  # no views, no gate
     for k, gate in settings:
         if progress is not None:
             progress(f"{method} {engine} {network} batch {x.shape[0]} views {k} gate {gate}")
-        if isinstance(adapter, MeanTeacher):
-            adapter.views, adapter.confidence = k, 2.0 if gate == "open" else 0.0
-            adapter.gate = "batch"
+        if viewing is not None:
+            viewing.views, viewing.confidence = k, 2.0 if gate == "open" else 0.0
+            viewing.gate = "batch"
         if device.type == "cuda":
             torch.cuda.empty_cache()        # what timing the parts of the last row has left
             torch.cuda.reset_peak_memory_stats(device)

@@ -36,9 +36,11 @@ A = TypeVar("A", bound=Adapter)
 CPU_COMPILE_AFTER = 20  # compiling takes a CPU some ten seconds: only for a shape that keeps coming
 
 
-def policy_for(device: torch.device, batch_shape: Sequence[int] | None = None) -> Policy:
-    """The policy that "auto" means on a device; with a batch shape, that one is compiled and no other."""
-    shapes = None if batch_shape is None else frozenset([torch.Size(batch_shape)])
+def policy_for(device: torch.device, batch_shape: Sequence[int] | None = None, sizes: Sequence[int] = ()) -> Policy:
+    """The policy that "auto" means on a device; with a batch shape, that one, at further `sizes` too, is compiled alone."""
+    shapes = None
+    if batch_shape is not None:
+        shapes = frozenset(torch.Size((size, *batch_shape[1:])) for size in (batch_shape[0], *sizes))
     if device.type == "cuda":
         # a residual sum is written once and not added up again by everyone who reads it
         realize = {"realize_reads_threshold": 1}
@@ -82,7 +84,8 @@ def accelerate(
     if engine == "auto" and not fast:
         log.info("a network in %s runs eager", adapter.dtype)
     with torch.inference_mode(False):
-        adapter.execute_with(Engine(adapter, policy or policy_for(adapter.device, batch_shape)) if fast else None)
+        chosen = policy or policy_for(adapter.device, batch_shape, adapter.batch_sizes)
+        adapter.execute_with(Engine(adapter, chosen) if fast else None)
     return adapter
 
 

@@ -121,6 +121,11 @@ class Engine:
         """True if networks that learn run as programs, which scale their gradients."""
         return self.cuda or self.low is not None
 
+    @property
+    def records_now(self) -> bool:
+        """True unless a program that is not recorded waits: its graph ties the weights' gradients to another stream."""
+        return all(room.waiting is None or room.waiting.replay is not None for room in self.rooms)
+
     def room(self) -> Room:
         """The first room in which nothing waits for its backward pass."""
         free = next((room for room in self.rooms if room.waiting is None), None)
@@ -199,7 +204,8 @@ class Engine:
             return answer
         finally:
             for room in self.rooms:
-                room.waiting = None
+                if room.waiting is not None:
+                    room.waiting.release()
             for maker in self._makers.values():
                 maker.end()
 

@@ -95,7 +95,8 @@ class FastNetwork(Network):
             if learns:
                 return program.run_to_learn(x)
             found = tuple(tensor.clone() for tensor in program.run([x])[0])
-            if not program.records:     # of a part of a batch, whose size is another each time, nothing is kept
+            program.release()
+            if not program.compiled:    # of a part of a batch, whose size is another each time, nothing is kept
                 self.programs = {key: kept for key, kept in self.programs.items() if kept is not program}
             return found
         network = self._callable(True, features, engine.due(x.shape))

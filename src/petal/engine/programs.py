@@ -52,7 +52,7 @@ class Program:
         """The results, on tensors that the next run of this room writes over. A batch is copied before the next is made."""
         for place, x in zip(self.inputs, batches, strict=True):
             place.copy_(x, non_blocking=True)
-        if self.records and self.replay is None:
+        if self.records and self.replay is None and self.engine.records_now:
             self._record()
         (self.replay or self._forward)()
         return [tuple(tensor.detach() for tensor in result) for result in self.results]
@@ -76,7 +76,12 @@ class Program:
                 self._backward()
         else:
             self.replay_back()
+        self.release()
+
+    def release(self) -> None:
+        """Nothing waits any more. A graph that is kept would tie the weights' gradients to the stream that it ran on."""
         self.room.waiting = None
+        self.results = [tuple(tensor.detach() for tensor in result) for result in self.results]
 
     def _forward(self) -> None:
         self.back, self.results = [], []
@@ -113,9 +118,11 @@ class Program:
 
     def _record(self) -> None:
         """Record forward and backward pass as graphs. What cannot be recorded runs as it is, and the log says why."""
-        buffers = [(buffer, buffer.clone()) for buffer in getattr(self.network, "buffers", tuple)()]
+        kept = [(buffer, buffer.clone()) for buffer in getattr(self.network, "buffers", tuple)()]
         try:
             if self.learns and self.engine.descent is not None:
+                gradient = self.engine.descent.grad
+                kept.append((gradient, gradient.cpu()))     # it may hold weights, and gets zeros times what is not finite
                 self.engine.descent.link_gradients()
                 warm_up(self._both)
                 self.replay = record(self._forward, self.room.pool)
@@ -128,8 +135,9 @@ class Program:
             log.warning("this network cannot run as a CUDA graph and runs without: %s", error)
             torch.cuda.synchronize()
             self.records, self.replay, self.replay_back = False, None, None
-        for buffer, value in buffers:
-            buffer.copy_(value)
+            self.room.pool = torch.cuda.graph_pool_handle()
+        for tensor, value in kept:
+            tensor.copy_(value)
 
 
 class _Through(torch.autograd.Function):

@@ -65,6 +65,7 @@ class Adapter(nn.Module):
     """
 
     card: ClassVar[Card | None] = None      # what tables and `petal methods` say of the method
+    batch_sizes: tuple[int, ...] = ()       # of batches of its own making, such as a memory: the engine compiles them too
     alone: ClassVar[str] = ""               # why `SmallBatch` makes no sense around the method, if it makes none
 
     model: nn.Module

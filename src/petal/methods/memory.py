@@ -38,6 +38,7 @@ class Memory:
         check_number("memory", capacity, low=1, whole=True)
         self.owner: Any = owner
         self.capacity = capacity
+        owner.batch_sizes = (*owner.batch_sizes, capacity)
         owner.register_state("memory_samples", None)                                    # [capacity, ...]
         owner.register_state("memory_facts", torch.full((capacity, 3), -1.0).double())  # label or -1, number, uncertainty
         owner.register_state("memory_seen", torch.zeros((), dtype=torch.int64))         # samples of the stream so far
