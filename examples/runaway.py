@@ -16,11 +16,11 @@ class Runaway(petal.Petal):
         gate: str = "sample", seed: int = 0,
     ) -> None:  # fmt: skip
         super().__init__(model, posterior, views=views, gate=gate, seed=seed)
-        self.after, self.times, self.batches = after, times, 0
+        self.begins, self.times, self.batches = after, times, 0
 
     def step(self, x: Tensor) -> Tensor:
         """Algorithm 2, too fast from some batch on."""
-        if self.batches == self.after:
+        if self.batches == self.begins:
             self.lr *= self.times                                    # a fresh optimizer after a rollback has it too
             for group in self.optimizer.param_groups:
                 group["lr"] = self.lr

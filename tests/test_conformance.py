@@ -85,7 +85,8 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 def without_chance(method: str) -> dict[str, object]:
     """An augmentation of any input that draws nothing, where a method has one and no number of views."""
     known = inspect.signature(petal.METHODS[method]).parameters if method in petal.METHODS else {}
-    return {"augment": lambda x: 0.9 * x} if "augment" in known and "views" not in known else {}
+    given = {"augment": lambda x: 0.9 * x} if "augment" in known and "views" not in known else {}
+    return given | ({"destroy": lambda x: x.flip(-1)} if "destroy" in known else {})
 
 
 def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:

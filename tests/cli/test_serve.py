@@ -27,6 +27,7 @@ OPTIONS: dict[str, tuple[list[str], Any]] = {
     "labels": (["--labels", "cat, dog"], ("cat", "dog")),
     "weights": (["--weights", "w"], Path("w")),
     "posterior": (["--posterior", "q"], Path("q")),
+    "statistics": (["--statistics", "s.safetensors"], Path("s.safetensors")),
     "method": (["--method", "tent"], "tent"),
     "fidelity": (["--fidelity", "paper"], "paper"),
     "set": (["--set", "tent.lr=1", "--set", "tent.steps=2"], ("tent.lr=1", "tent.steps=2")),

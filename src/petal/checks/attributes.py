@@ -1,6 +1,5 @@
 """Everything an adapter holds that can change: tensors, numbers and random states, wherever they hang, by name."""
 
-import pickle
 import random
 import types
 from collections import deque
@@ -109,8 +108,11 @@ def _as_value(value: Any) -> tuple[bool, Any]:
         return True, value
     if isinstance(value, torch.Generator):
         return True, value.get_state()
-    if isinstance(value, RANDOM):
-        return True, pickle.dumps(value)
+    if isinstance(value, random.Random):
+        return True, value.getstate()
+    if isinstance(value, (np.random.Generator, np.random.RandomState)):
+        bits = value.bit_generator if isinstance(value, np.random.Generator) else value._bit_generator
+        return True, repr(bits.state)
     if isinstance(value, (set, frozenset)):
         return True, sorted(map(repr, value))
     return False, None
