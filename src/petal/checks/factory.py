@@ -29,6 +29,7 @@ class Factory:
     wrappers, from the inside out.
 
     >>> import petal
+    >>> from petal.checks.networks import network
     >>> make = Factory(petal.Petal, around=[petal.Guard])
     >>> make(network("vit"), views=2).kind, make.takes("lr"), make.takes("speed")
     ('Guard(Petal)', True, False)
