@@ -99,7 +99,7 @@ def test_plugin(source: list[str], tmp_path: Path) -> None:
     try:
         call("digits", *few, "--plugin", example, "-m", "tent", "-m", "mine", "--set", "mine.margin=2")
         manifest = json.loads((tmp_path / "manifest.json").read_text())
-        assert manifest["jobs"][1]["options"] == {"lr": 0.001, "margin": 2.0}
+        assert manifest["jobs"][1]["options"] == {"lr": 0.001, "margin": 2.0, "momentum": 0.9}
         assert manifest["plugin"]["path"].endswith("my_method.py")
         both = records(tmp_path)
         assert len(both["mine-o1-s0"]) == 30
