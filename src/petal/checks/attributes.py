@@ -1,6 +1,5 @@
 """Everything an adapter holds that can change: tensors, numbers and random states, wherever they hang, by name."""
 
-import pickle
 import random
 import types
 from collections import deque
@@ -109,11 +108,20 @@ def _as_value(value: Any) -> tuple[bool, Any]:
         return True, value
     if isinstance(value, torch.Generator):
         return True, value.get_state()
+    if isinstance(value, random.Random):
+        return True, value.getstate()
     if isinstance(value, RANDOM):
-        return True, pickle.dumps(value)
+        return True, _listed(value.bit_generator.state if isinstance(value, np.random.Generator) else value.get_state(False))
     if isinstance(value, (set, frozenset)):
         return True, sorted(map(repr, value))
     return False, None
+
+
+def _listed(state: Any) -> Any:
+    """NumPy's random state with lists for its arrays."""
+    if isinstance(state, dict):
+        return {key: _listed(value) for key, value in state.items()}
+    return state.tolist() if isinstance(state, np.ndarray) else state
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any, str]]:
