@@ -26,7 +26,7 @@ from petal import Adapter, DiagonalGaussian, corrupt, models
 from petal.checkpoint import Checkpoints, digest
 from petal.data import from_arrays
 from petal.engine import passes
-from petal.methods.mean_teacher import MeanTeacher
+from petal.methods.descent import Descent, PutBack
 from petal.recipes import WRAPPERS, Row, apply_settings, pick_rows, recipe, rows
 from petal.runs import Experiment, Job, JobProgress, OpenExperiment, read_records, run_job
 from petal.runs.records import Lines
@@ -235,9 +235,9 @@ def named(name: str) -> Callable[..., bool]:
 
 
 POINTS = {
-    "after backward": after(Adapter, "backward"),
+    "after backward": after(Descent, "gradient"),
     "before the optimizer": before(torch.optim.Adam, "step"),
-    "between EMA and restore": before(MeanTeacher, "restore_student"),
+    "between EMA and restore": before(PutBack, "apply_"),
     "after backward, engine": before(passes, "total_gradient_"),
     "between EMA and restore, engine": before(torch, "where", lambda *a, **k: "out" in k),
     "after the step": before(Lines, "add"),
