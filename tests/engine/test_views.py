@@ -22,12 +22,11 @@ def test_views_are_those_of_the_plain_code(shape: tuple[int, ...], per_sample: b
     views = Views(per_sample=per_sample, translate=0.2, degrees=(-90.0, 90.0), scale=(0.5, 1.5), sigma=(0.5, 2.0), noise=0.1)
     x = 1.4 * torch.rand(shape, generator=torch.Generator().manual_seed(0)) - 0.2       # beyond [0, 1] too
     before = x.clone()
-    maker = Maker(views, Interpreted(), compiled=True)
-    maker.begin(x)
+    make = Maker(views, Interpreted(), compiled=True).of(x)
     random = torch.Generator().manual_seed(1)
     for _ in range(12):                                                                 # colours come in any order
         drawn = views.draw(x, random)
-        made = maker.make(*drawn)
+        made = make(drawn)
         assert made.shape == x.shape
         torch.testing.assert_close(made, views.apply(x, *drawn), rtol=0, atol=5e-6)
     assert torch.equal(x, before)
@@ -36,7 +35,6 @@ def test_views_are_those_of_the_plain_code(shape: tuple[int, ...], per_sample: b
 def test_compiled_views_are_the_same() -> None:
     """On one thread; those of several threads are compared as a part of the step, in test_engine.py."""
     views, x = Views(), torch.rand(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    maker = Maker(views, Policy(compile=True), compiled=True)
-    maker.begin(x)
+    make = Maker(views, Policy(compile=True), compiled=True).of(x)
     drawn = views.draw(x, torch.Generator().manual_seed(1))
-    torch.testing.assert_close(maker.make(*drawn), views.apply(x, *drawn), rtol=0, atol=5e-6)
+    torch.testing.assert_close(make(drawn), views.apply(x, *drawn), rtol=0, atol=5e-6)

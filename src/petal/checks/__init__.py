@@ -11,9 +11,9 @@ They run on three tiny networks (batch norm, group norm, a transformer), by plai
 from petal.checks import answers, learning, state
 from petal.checks.factory import Factory
 from petal.checks.networks import NETWORKS, images, network, networks
-from petal.checks.suite import Check, CheckFailed, NotApplicable, check_method
+from petal.checks.suite import ENGINES, Check, CheckFailed, NotApplicable, check_method
 
 __all__ = [
-    "NETWORKS", "Check", "CheckFailed", "Factory", "NotApplicable", "answers", "check_method", "images", "learning",
+    "ENGINES", "NETWORKS", "Check", "CheckFailed", "Factory", "NotApplicable", "answers", "check_method", "images", "learning",
     "network", "networks", "state",
 ]  # fmt: skip

@@ -110,12 +110,18 @@ def _as_value(value: Any) -> tuple[bool, Any]:
         return True, value.get_state()
     if isinstance(value, random.Random):
         return True, value.getstate()
-    if isinstance(value, (np.random.Generator, np.random.RandomState)):
-        bits = value.bit_generator if isinstance(value, np.random.Generator) else value._bit_generator
-        return True, repr(bits.state)
+    if isinstance(value, RANDOM):
+        return True, _listed(value.bit_generator.state if isinstance(value, np.random.Generator) else value.get_state(False))
     if isinstance(value, (set, frozenset)):
         return True, sorted(map(repr, value))
     return False, None
+
+
+def _listed(state: Any) -> Any:
+    """NumPy's random state with lists for its arrays."""
+    if isinstance(state, dict):
+        return {key: _listed(value) for key, value in state.items()}
+    return state.tolist() if isinstance(state, np.ndarray) else state
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any, str]]:

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from petal import __version__
 from petal.cli import bench
+from petal.cli.check import check
 from petal.cli.corrupt import corrupt
 from petal.cli.demo import demo
 from petal.cli.fit import fit
@@ -30,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, run, sweep, report, fit, tune, corrupt, serve, methods):
+for command in (demo, run, sweep, report, fit, tune, corrupt, serve, methods, check):
     app.command()(command)
 app.add_typer(bench.app, name="bench")
 

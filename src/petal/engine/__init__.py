@@ -2,16 +2,6 @@
 
 `accelerate(adapter, "auto")` changes the execution of an adapter's calls and nothing else; `accelerate(adapter, "eager")`
 goes back to the plain torch code of `petal.methods`, which is the reference that the tests compare with.
-
-    networks    channels-last; on a GPU convolutions and linear layers in float16 with float32 master weights; on a CPU
-                that multiplies in bfloat16, those of the source and of the teacher on views in bfloat16
-    programs    one for each batch shape; a shape that comes again is compiled and captured as CUDA graphs, so the last
-                short batch of a stream compiles nothing
-    fusion      on a GPU convolution, residual sum and batch statistics are one kernel where that is faster (`convolution`),
-                and batch norm's last part is another (`normalise`)
-    parameters  flat buffers: prior, Fisher threshold, optimizer, average and restore in two sweeps (`passes`)
-    views       on a GPU all of a batch's views in four kernels, and two or four at a time through the teacher; on a CPU
-                one per core, prediction included (`views`)
 """
 
 import logging

@@ -79,8 +79,7 @@ class FlatDescent(Descent):
     def clear(self) -> None:
         """Let go of the gradients."""
         self.waiting = False
-        for parameter in self.parameters.values():
-            parameter.grad = None
+        super().clear()
 
     # The gradient
 

@@ -24,7 +24,6 @@ from petal.methods import Adapter
 from petal.methods.descent import Values
 from petal.methods.inputs import not_finite
 from petal.methods.network import ViewSource
-from petal.posterior import DiagonalGaussian
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +54,6 @@ class Engine:
             for network in adapter.children():
                 if network is adapter.model or self.layout.fits(dict(network.named_parameters())):
                     self.member(network)
-            self._share_posterior()
             flat = self.member(adapter.model).flat
             self.descent = None if flat is None or adapter.descent is None else FlatDescent(self, flat)
 
@@ -85,6 +83,11 @@ class Engine:
     def network(self, module: nn.Module) -> FastNetwork:
         """A network of the adapter in its fast form."""
         return FastNetwork(self, module)
+
+    def together(self, values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Tensors with the names of the adapted parameters as views of one."""
+        with torch.inference_mode(False), torch.no_grad():
+            return self.layout.views(self.layout.pack(values))
 
     # What its parts ask of it
 
@@ -145,9 +148,9 @@ class Engine:
         if views.views is None or self.cuda:
             return views.make
         key = (views.views, self.due(views.x.shape))
-        maker = self._makers.setdefault(key, Maker(views.views, self.policy, key[1]))
-        maker.begin(views.images)
-        return lambda drawn: maker.make(*drawn)
+        if key not in self._makers:
+            self._makers[key] = Maker(views.views, self.policy, key[1])
+        return self._makers[key].of(views.images)
 
     def note_range(self) -> None:
         """The networks have run: from here the host may ask whether their results were finite."""
@@ -206,15 +209,11 @@ class Engine:
             for room in self.rooms:
                 if room.waiting is not None:
                     room.waiting.release()
-            for maker in self._makers.values():
-                maker.end()
 
     def _one_tensor(self, values: Mapping[str, Tensor]) -> Tensor:
         """The flat tensor that these are views of, if there is one, or a new one."""
-        first = values[self.layout.names[0]]
-        base = first._base if first._base is not None else first
-        known = [flat for flat in (*(m.flat for m in self._members.values()), base) if flat is not None]
-        for flat in [flat for flat in known if flat.shape == (self.layout.size,) and flat.dtype == first.dtype]:
+        flat = values[self.layout.names[0]]._base
+        if flat is not None and flat.shape == (self.layout.size,):
             if all(values[name].data_ptr() == view.data_ptr() for name, view in self.layout.views(flat).items()):
                 return flat
         return self.layout.pack({name: values[name].detach() for name in self.layout.names})
@@ -229,15 +228,6 @@ class Engine:
             member.forget_copies()
         self.adapter._networks.clear()
         self.rooms = [Room()]
-
-    def _share_posterior(self) -> None:
-        """Let the posterior's mean be the source network's parameters themselves, and its variance one flat tensor."""
-        posterior = getattr(self.adapter, "posterior", None)
-        source = getattr(self.adapter, "source", None)
-        if isinstance(posterior, DiagonalGaussian) and source in self._members:
-            mean = {name: p.detach() for name, p in source.named_parameters()}
-            views = self.layout.views(self.layout.pack(posterior.var))
-            vars(self.adapter)["posterior"] = posterior.moved(mean, views)
 
 
 class Flag:

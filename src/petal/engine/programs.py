@@ -152,5 +152,3 @@ class _Through(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
         ctx.program.backward(gradients)
         return None, None
-
-

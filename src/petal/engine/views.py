@@ -49,28 +49,24 @@ class Maker:
         # brightness, gamma and resampling are single calls already
         colours = (brightness, gain(_contrast if self.side_by_side else contrast), gain(saturation), gain(hue), gamma)
         if self.side_by_side:
-            down, across = gain(_blurred_down), gain(_blurred_across)
+            # a function each: the compiler counts recompilations by function
+            down, across = gain(lambda x, weights: _blurred(x, weights, 1)), gain(lambda x, weights: _blurred(x, weights, 2))
             end = gain(lambda x, noise: (x.permute(3, 0, 1, 2) + strength * noise).clamp(0, 1).contiguous())
             self.parts = Parts(colours, lambda x, weights, noise, _: end(across(down(x, weights), weights), noise))
         else:
             end = gain(lambda x, weights, noise: finish(x, weights, noise, strength))
             self.parts = Parts(colours, lambda x, weights, noise, _: end(x, weights, noise))
 
-    def begin(self, x: Tensor) -> None:
-        """Take the batch [N, C, H, W] whose views are to be made."""
-        self.x: Tensor | None = x.clamp(0, 1).permute(1, 2, 3, 0).contiguous() if self.side_by_side else x
+    def of(self, x: Tensor) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
+        """What makes views of a batch [N, C, H, W] of their random numbers."""
+        if not self.side_by_side:
+            return lambda drawn: self.views.apply(x, *drawn, self.parts)
+        x = x.clamp(0, 1).permute(1, 2, 3, 0).contiguous()
+        return lambda drawn: self._made(x, *drawn)
 
-    def end(self) -> None:
-        """Let go of the batch."""
-        self.x = None
-
-    def make(self, uniform: Tensor, noise: Tensor) -> Tensor:
-        """The view [N, C, H, W] that the random numbers mean."""
-        views, parts, x = self.views, self.parts, self.x
-        assert x is not None
-        if not self.side_by_side or parts is None:
-            return views.apply(x, uniform, noise, parts)
-        channels, height, width, count = x.shape
+    def _made(self, x: Tensor, uniform: Tensor, noise: Tensor) -> Tensor:
+        views, parts, (channels, height, width, count) = self.views, self.parts, x.shape
+        assert parts is not None
         x = x.view(1, channels, height * width, count)
         factors = views.factors(uniform)
         for number in uniform[0, :5].argsort().tolist():
@@ -100,14 +96,6 @@ def bilinear_taps(at: Tensor, size: torch.Size) -> tuple[Tensor, Tensor]:
 def _contrast(x: Tensor, factor: Tensor) -> Tensor:
     """`petal.augment.contrast` of images side by side, [1, C, pixels, N]."""
     return (x * factor + gray(x).mean(2, keepdim=True) * (1 - factor)).clamp_(0, 1)
-
-
-def _blurred_down(x: Tensor, weights: Tensor) -> Tensor:  # a function each: the compiler counts recompilations by function
-    return _blurred(x, weights, 1)
-
-
-def _blurred_across(x: Tensor, weights: Tensor) -> Tensor:
-    return _blurred(x, weights, 2)
 
 
 def _blurred(x: Tensor, weights: Tensor, dim: int) -> Tensor:

@@ -49,6 +49,10 @@ class Executor(Protocol):
         """A network of the adapter, in the form in which it runs here."""
         ...
 
+    def together(self, values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Tensors with the names of the adapted parameters, where they are worked on fastest."""
+        ...
+
 
 class Adapter(nn.Module):
     """A classifier that adapts to what it sees.

@@ -78,7 +78,7 @@ class After(Protocol):
 class Gaussian:
     """-weight · log N(θ; mean, var + damping), the self-training prior (PETAL, Alg. 2, l. 10)."""
 
-    mean: Mapping[str, Tensor]
+    mean: Values
     var: Mapping[str, Tensor]
     damping: float
     weight: float

@@ -5,7 +5,7 @@ from torch import nn
 
 from petal.augment import Augment
 from petal.errors import ConfigError
-from petal.methods.base import OptimizerFactory, Rates
+from petal.methods.base import Executor, OptimizerFactory, Rates
 from petal.methods.card import Card
 from petal.methods.descent import Gaussian, Penalty
 from petal.methods.inputs import check_number
@@ -74,9 +74,16 @@ class Petal(MeanTeacher):
         self.prior_weight = prior_weight
 
     def penalties(self) -> list[Penalty]:
-        """-α log q(θ) (Alg. 2, l. 10)."""
+        """-α log q(θ) (Alg. 2, l. 10); the source network is at the mean."""
         q = self.posterior
-        return [Gaussian(q.mean, q.var, q.damping, self.prior_weight)] if q is not None and self.prior_weight else []
+        return [Gaussian(self.source, q.var, q.damping, self.prior_weight)] if q is not None and self.prior_weight else []
+
+    def execute_with(self, executor: Executor | None) -> None:
+        """The posterior goes along to the tensors that an executor works on: none is kept twice."""
+        super().execute_with(executor)
+        if executor is not None and self.posterior is not None:
+            mean = {name: parameter.detach() for name, parameter in self.source.named_parameters()}
+            self.posterior = self.posterior.moved(mean, executor.together(self.posterior.var))
 
     def describe(self) -> dict[str, str]:
         """What it does and with which settings."""
