@@ -51,14 +51,14 @@ class Views:
     sigma: tuple[float, float] = (0.001, 0.5)
     flip: float = 0.5
     noise: float = 0.005
-    mean: Sequence[float] | None = None
-    std: Sequence[float] | None = None
+    mean: Sequence[float] | float | None = None
+    std: Sequence[float] | float | None = None
 
     def __post_init__(self) -> None:
         if (self.mean is None) != (self.std is None):
             raise ConfigError("Views takes both mean and std, or neither")
         if self.mean is not None and self.std is not None:
-            mean, std = tuple(map(float, self.mean)), tuple(map(float, self.std))
+            mean, std = (tuple(torch.as_tensor(numbers, dtype=torch.float64).flatten().tolist()) for numbers in (self.mean, self.std))
             if not ({len(mean), len(std)} <= {1, 3} and all(map(math.isfinite, (*mean, *std))) and min(std) > 0):
                 raise ConfigError(f"mean and std of Views are 1 or 3 finite numbers, std above 0; got {mean} and {std}")
             object.__setattr__(self, "mean", mean)      # as tuples the views stay a value with a hash
@@ -106,9 +106,9 @@ class Views:
         if low < -SLACK or high > 1 + SLACK:
             also = "" if self.mean is None else f" after mean={self.mean} and std={self.std} are undone"
             warnings.warn(
-                f"views are made of pixels in [0, 1], and the images lie between {low:.3g} and {high:.3g}{also}: of a network "
-                "that takes normalised images say so, by augment=Views(mean=..., std=...) or petal.adapt(..., "
-                "normalised=(mean, std)); of one that takes other numbers give an `augment` of your own",
+                f"views are made of pixels in [0, 1], and the images lie between {low:.3g} and {high:.3g}{also}. For a network "
+                "that takes normalised images, give augment=Views(mean=..., std=...), or petal.adapt(..., normalised=(mean, "
+                "std)); for one that takes other numbers, an `augment` of your own",
                 PetalWarning, stacklevel=2,
             )  # fmt: skip
 
@@ -192,7 +192,7 @@ class Jitter:
         """Inputs [N, ...] with noise of their own each."""
         if not isinstance(x, Tensor) or not x.is_floating_point():
             what = x.dtype if isinstance(x, Tensor) else f"a {type(x).__name__}"
-            raise InputError(f"Jitter adds noise to a tensor of floats, got {what}: give the method an `augment` of your own")
+            raise InputError(f"Jitter adds noise to one tensor of floats, got {what}: give an `augment` of your own")
         noise = torch.randn(x.shape, device=x.device, dtype=x.dtype, generator=generator)
         return x + self.share * x.std(0, correction=0, keepdim=True) * noise
 

@@ -54,7 +54,7 @@ class FastNetwork(Network):
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What the last linear layer is given [N, D], and the logits [N, C]."""
-        if not self.last:
+        if not self.last and isinstance(x, Tensor):
             adapter = self.engine.adapter
             state = adapter.snapshot()
             self.last = last_layer(self.module, x)
