@@ -298,7 +298,6 @@ X, Y = images(4), torch.tensor([0, 1, 2, 3])
         ([(X,)], {}, "not a pair"),
         ([X], {}, "not a pair"),
         ([(X, Y), (X * math.nan, Y)], {}, "the loss is nan in batch 2 of epoch 1"),
-        ([(X[:0], Y[:0])], {}, "the loss is nan"),
         ([(X, Y)], {"epochs": 0}, "epochs must be"),
         ([(X, Y)], {"snapshots_per_epoch": 0}, "snapshots_per_epoch must be"),
         ([(X, Y)], {"lr": 0.0}, "lr must be"),
@@ -311,6 +310,21 @@ X, Y = images(4), torch.tensor([0, 1, 2, 3])
 def test_bad_loaders_and_settings(data: object, options: dict[str, object], message: str) -> None:
     with pytest.raises(PosteriorError, match=message):
         fit_swag(without_dropout(), data, **({"epochs": 2} | options))
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (X[:0], "the batch is empty"),
+        ((X * 255).byte(), r"images are floats in \[0, 1\]: use x.float\(\) / 255"),
+        (X[:, :1], r"cannot take a batch of shape \[4, 1, 8, 8\]"),
+        (X.numpy(), "use torch.from_numpy"),
+    ],
+)
+def test_images_that_a_method_refuses_are_refused_alike(x: object, message: str) -> None:
+    for call in (lambda: fit_swag(without_dropout(), [(x, Y[: len(x)])]), lambda: petal.Source(without_dropout())(x)):
+        with pytest.raises(petal.InputError, match=message):
+            call()
 
 
 def test_a_network_without_parameters() -> None:

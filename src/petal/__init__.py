@@ -3,6 +3,7 @@
 from petal import checks, data, models
 from petal._version import __version__
 from petal.augment import Jitter, Views
+from petal.calls import with_output
 from petal.checkpoint import Checkpoints, load, save
 from petal.collect import collect_statistics
 from petal.corruptions import CORRUPTIONS, VALIDATION_CORRUPTIONS, corrupt
@@ -120,4 +121,5 @@ __all__ = [
     "save",
     "streams",
     "summarize",
+    "with_output",
 ]

@@ -6,18 +6,21 @@ affine map, flip and crop are one resampling pass, since sampling with repeated 
 """
 
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from petal.errors import ConfigError, InputError
+from petal.calls import shapes
+from petal.errors import ConfigError, InputError, PetalWarning
 
 Augment = Callable[[Tensor], Tensor]
 
 KERNEL = 5  # pixels of the Gaussian blur
+SLACK = 0.1  # resampling overshoots [0, 1] a little
 DRAWS = 16  # random numbers of a view besides its noise: 5 for the order, 5 colours, 4 affine, blur, flip
 
 
@@ -27,7 +30,9 @@ class Views:
 
     With per_sample=False one draw serves the whole batch, as in the released code; with per_sample=True every image has
     its own (the order of the colour changes stays one a view). Pairs are the ends of uniform ranges; `translate` is a
-    share of the padded image, which is twice as large as the image, and moves whole pixels.
+    share of the padded image, which is twice as large as the image, and moves whole pixels. For a network that takes
+    normalised images, `mean` and `std` are those they were normalised by, one number or one a channel: views are then made
+    of the pixels, and normalised again.
 
     >>> x = torch.rand(4, 3, 32, 32)
     >>> Views()(x, generator=torch.Generator().manual_seed(0)).shape
@@ -46,8 +51,18 @@ class Views:
     sigma: tuple[float, float] = (0.001, 0.5)
     flip: float = 0.5
     noise: float = 0.005
+    mean: Sequence[float] | float | None = None
+    std: Sequence[float] | float | None = None
 
     def __post_init__(self) -> None:
+        if (self.mean is None) != (self.std is None):
+            raise ConfigError("Views takes both mean and std, or neither")
+        if self.mean is not None and self.std is not None:
+            mean, std = (tuple(torch.as_tensor(numbers, dtype=torch.float64).flatten().tolist()) for numbers in (self.mean, self.std))
+            if not ({len(mean), len(std)} <= {1, 3} and all(map(math.isfinite, (*mean, *std))) and min(std) > 0):
+                raise ConfigError(f"mean and std of Views are 1 or 3 finite numbers, std above 0; got {mean} and {std}")
+            object.__setattr__(self, "mean", mean)      # as tuples the views stay a value with a hash
+            object.__setattr__(self, "std", std)
         for name in ("brightness", "contrast", "saturation", "hue", "gamma", "degrees", "scale", "sigma"):
             low, high = getattr(self, name)
             if not (math.isfinite(low) and math.isfinite(high) and low <= high):
@@ -64,21 +79,54 @@ class Views:
             )
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """One view of images [N, C, H, W] in [0, 1], C being 1 or 3."""
-        full = in_full(x)
-        return self.apply(full, *self.draw(full, generator)).to(x.dtype)
+        """One view of images [N, C, H, W] in [0, 1] (or normalised, see `mean`), C being 1 or 3."""
+        pixels = self.pixels(x)
+        return self.as_given(self.apply(pixels, *self.draw(pixels, generator)), x)
+
+    def pixels(self, x: Tensor) -> Tensor:
+        """The images that views are made of: in [0, 1], in float32 where they are in half precision."""
+        x = in_full(x)
+        if self.mean is None or self.std is None:
+            return x
+        self.check(x)
+        return x * x.new_tensor(self.std).view(-1, 1, 1) + x.new_tensor(self.mean).view(-1, 1, 1)
+
+    def as_given(self, view: Tensor, x: Tensor) -> Tensor:
+        """A view in the range and precision of the batch that it is of."""
+        if self.mean is not None and self.std is not None:
+            view = (view - view.new_tensor(self.mean).view(-1, 1, 1)) / view.new_tensor(self.std).view(-1, 1, 1)
+        return view.to(x.dtype)
+
+    def look(self, x: Tensor) -> None:
+        """Warn if the first images that come are no pixels. A GPU waits for this, once."""
+        if vars(self).get("looked") or not isinstance(x, Tensor) or not x.numel():
+            return
+        object.__setattr__(self, "looked", True)
+        low, high = (float(value) for value in self.pixels(x).aminmax())
+        if low < -SLACK or high > 1 + SLACK:
+            also = "" if self.mean is None else f" after mean={self.mean} and std={self.std} are undone"
+            warnings.warn(
+                f"views are made of pixels in [0, 1], and the images lie between {low:.3g} and {high:.3g}{also}. For a network "
+                "that takes normalised images, give augment=Views(mean=..., std=...), or petal.adapt(..., normalised=(mean, "
+                "std)); for one that takes other numbers, an `augment` of your own",
+                PetalWarning, stacklevel=2,
+            )  # fmt: skip
 
     def skip(self, x: Tensor, generator: torch.Generator | None = None) -> None:
         """Draw the random numbers of one view and make nothing of them."""
         self.draw(in_full(x), generator)
 
-    def draw(self, x: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """All the random numbers of one view: uniforms [1 or N, DRAWS] and standard normal noise like `x`."""
-        if x.dim() != 4 or x.shape[1] not in (1, 3):
+    def check(self, x: Tensor) -> None:
+        """An InputError unless these are images."""
+        if not isinstance(x, Tensor) or x.dim() != 4 or x.shape[1] not in (1, 3) or not x.is_floating_point():
             raise InputError(
-                f"Views takes images [N, 3, H, W] or [N, 1, H, W], got {list(x.shape)}: give the method an `augment` of "
+                f"Views takes images [N, 3, H, W] or [N, 1, H, W], got {shapes(x)}: give the method an `augment` of "
                 "your own for other inputs, or views=0"
             )
+
+    def draw(self, x: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """All the random numbers of one view: uniforms [1 or N, DRAWS] and standard normal noise like `x`."""
+        self.check(x)
         rows = x.shape[0] if self.per_sample else 1
         uniform = torch.rand(rows, DRAWS, device=x.device, dtype=torch.float32, generator=generator)
         noise = torch.randn(x.shape, device=x.device, dtype=x.dtype, generator=generator)
@@ -142,6 +190,9 @@ class Jitter:
 
     def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Inputs [N, ...] with noise of their own each."""
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            what = x.dtype if isinstance(x, Tensor) else f"a {type(x).__name__}"
+            raise InputError(f"Jitter adds noise to one tensor of floats, got {what}: give an `augment` of your own")
         noise = torch.randn(x.shape, device=x.device, dtype=x.dtype, generator=generator)
         return x + self.share * x.std(0, correction=0, keepdim=True) * noise
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from petal.calls import check_batch, inputs_and_labels, moved, with_output
 from petal.errors import ConfigError, StatisticsError
 from petal.methods.inputs import check_choice, check_number
 from petal.methods.network import Network, logits_of
@@ -23,6 +24,7 @@ def collect_statistics(
     prototype_images: int = 100_000,
     fisher_images: int = 2_000,
     progress: Callable[[str, int], None] | None = None,
+    output: Callable[[Any], Any] | None = None,
 ) -> SourceStatistics:
     """Fisher information and class prototypes of a source network, from batches (x, y) of source images.
 
@@ -31,7 +33,8 @@ def collect_statistics(
     normalisation layers, of the batch's mean cross-entropy on the network's own labels; it needs no y. Prototypes are means
     and variances of the features of each class; by `labels` "given" with the batch or "predicted" by the network (as PeTTA,
     Hoang et al., 2024). Batch norms use the statistics of the batch, as they will while adapting; for prototypes, with
-    `batch_statistics=False`, those of the source. `progress` is called with the part and the number of images so far.
+    `batch_statistics=False`, those of the source. `output` finds the logits, as in `fit_swag`. `progress` is called with the
+    part and the number of images so far.
     """
     for part in wanted:
         check_choice("wanted", part, PARTS)
@@ -40,6 +43,7 @@ def collect_statistics(
     check_choice("labels", labels, ("given", "predicted"))
     check_number("prototype_images", prototype_images, low=1, whole=True)
     check_number("fisher_images", fisher_images, low=1, whole=True)
+    model = model if output is None else with_output(model, output)
     tell = progress or (lambda part, images: None)
     fisher: dict[str, Tensor] = {}
     found: dict[str, Tensor] = {}
@@ -61,9 +65,10 @@ def _first(
     like = next(network.parameters())
     seen = 0
     for batch in loader:
-        x, y = (batch[0], batch[1]) if isinstance(batch, (tuple, list)) else (batch, None)
-        x, y = x[: images - seen], None if y is None else y[: images - seen]
-        yield x.to(like), None if y is None else y.to(like.device)
+        x, y = inputs_and_labels(batch)
+        x, y = moved(x, like)[: images - seen], None if y is None else y[: images - seen]
+        check_batch(x, like.device, like.dtype)
+        yield x, None if y is None else y.to(like.device)
         seen += len(x)
         tell(part, seen)
         if seen >= images:

@@ -74,8 +74,9 @@ class Occlusion:
 
 
 def _image_shape(x: Tensor) -> tuple[int, int, int, int]:
-    if x.dim() != 4:
-        raise InputError(f"images are [N, C, H, W], got {list(x.shape)}: for other inputs give DeYO a `destroy` of your own")
+    if not isinstance(x, Tensor) or x.dim() != 4:
+        what = list(x.shape) if isinstance(x, Tensor) else f"a {type(x).__name__}"
+        raise InputError(f"images are [N, C, H, W], got {what}: for other inputs give DeYO a `destroy` of your own")
     n, channels, height, width = x.shape
     return n, channels, height, width
 

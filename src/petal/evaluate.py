@@ -4,15 +4,19 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from petal import functional as F
-from petal.errors import DataError
+from petal.calls import given, inputs_and_labels, mapped, taken
+from petal.errors import ConfigError, DataError
 from petal.methods import Adapter
 from petal.metrics import BINS, SCORES
+
+
+STREAM = "stream"       # the domain of batches that name none
 
 
 class Prediction(NamedTuple):
@@ -28,18 +32,26 @@ class Prediction(NamedTuple):
     probabilities: Tensor
 
 
-def predict(adapter: Adapter, x: Tensor, adapt: bool = True) -> Prediction:
+def predict(adapter: Adapter, x: Any, adapt: bool = True, after: bool = False) -> Prediction:
     """Labels with their uncertainty; adapts to the batch unless adapt=False.
+
+    The answer is the method's own, which for most is of before it learned from the batch. With `after` the batch is
+    predicted once more, by what has been learned from it too.
 
     >>> from torch import nn
     >>> answer = predict(adapter=_demo(), x=torch.rand(4, 2))
     >>> answer.label.shape, bool((answer.probability >= 1 / 3).all()), answer.views_used
     (torch.Size([4]), True, False)
     """
-    logits = adapter(x) if adapt else adapter.predict(x)
+    logits = _answer(adapter, x, after) if adapt else adapter.predict(x)
     probabilities = logits.softmax(1)
     probability, label = probabilities.max(1)
     return Prediction(label, probability, F.entropy(logits), adapter.views_used, probabilities)
+
+
+def _answer(adapter: Adapter, x: Any, after: bool) -> Tensor:
+    logits: Tensor = adapter(x)
+    return adapter.predict(x) if after else logits
 
 
 def _demo() -> Adapter:
@@ -48,28 +60,9 @@ def _demo() -> Adapter:
     return Source(torch.nn.Linear(2, 3))
 
 
-class BatchLike(Protocol):
-    """What a stream yields, as far as evaluation reads it; `severity` may be missing."""
-
-    @property
-    def x(self) -> Tensor:
-        """Inputs [N, ...]."""
-        ...
-
-    @property
-    def y(self) -> Tensor:
-        """Labels [N]."""
-        ...
-
-    @property
-    def domain(self) -> str:
-        """The corruption, or whatever the images have in common."""
-        ...
-
-
 @dataclass(frozen=True)
 class Record:
-    """One batch of an evaluation. Scores are means over its samples, as fractions.
+    """One batch of an evaluation. Scores are means over its samples, as fractions; NaN without labels.
 
     `calibration` is three rows of counts over equal bins of confidence: samples, summed confidence, summed correctness.
     """
@@ -120,7 +113,8 @@ class Scores:
         def mean(values: Sequence[float]) -> float:
             return float(sum(v * k for v, k in zip(values, n, strict=True)) / total)
 
-        return cls(int(total), mean(error), mean(nll), mean(brier), F.calibration_error(counts).item())
+        ece = F.calibration_error(counts).item() if bool(counts.any()) else math.nan
+        return cls(int(total), mean(error), mean(nll), mean(brier), ece)
 
 
 @dataclass(frozen=True)
@@ -131,50 +125,71 @@ class Result:
     by_domain: Mapping[str, Scores]
     records: list[Record] = field(repr=False, default_factory=list)
 
+    def to_frame(self) -> Any:
+        """The records as a pandas frame, a row a batch."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ConfigError("a frame needs pandas: pip install pandas") from error
+        return pd.DataFrame([record.to_json() for record in self.records]).drop(columns="calibration", errors="ignore")
+
 
 def iter_evaluate(
-    adapter: Adapter, stream: Iterable[BatchLike], reset_on_domain_change: bool = False
+    adapter: Adapter, stream: Iterable[Any], reset_on_domain_change: bool = False, after: bool = False
 ) -> Iterator[Record]:
-    """Run a stream through a method, predicting online, and yield a record after every batch."""
+    """Run a stream through a method, predicting online, and yield a record after every batch.
+
+    A stream is any iterable, such as a DataLoader, of batches (x, y), dicts with `labels`, inputs alone, or objects with `x`
+    and perhaps `y`, `domain`, `severity` and `position`. Without labels there are no scores (NaN); confidence, entropy and
+    what the method did are there. `after` is that of `predict`: scores of the answers after learning from the batch.
+    """
     previous: tuple[str, int] | None = None
     for number, batch in enumerate(stream):
-        here = (batch.domain, int(getattr(batch, "severity", 0)))
+        here = (getattr(batch, "domain", STREAM), int(getattr(batch, "severity", 0)))
         if reset_on_domain_change and previous is not None and here != previous:
             adapter.reset()
         previous = here
-        record, _ = evaluate_batch(adapter, batch, number)
+        record, _ = evaluate_batch(adapter, batch, number, after)
         yield record
 
 
-def evaluate_batch(adapter: Adapter, batch: BatchLike, number: int = 0) -> tuple[Record, Tensor]:
+def evaluate_batch(adapter: Adapter, batch: Any, number: int = 0, after: bool = False) -> tuple[Record, Tensor]:
     """Predict and adapt to one batch, and score the prediction. Returns the record and the logits [N, C].
 
     Labels that cannot be labels are refused before the method sees the batch; labels of no class once it has said how many
     classes there are.
     """
-    _check_labels(batch, number)
-    x, y = batch.x.to(adapter.device), batch.y.to(adapter.device)
+    x, y = inputs_and_labels(batch)
+    x, domain = taken(x), getattr(batch, "domain", STREAM)
+    x = mapped(x, lambda t: t.to(adapter.device) if isinstance(t, Tensor) else t)       # what is none the adapter refuses
+    if y is not None:
+        _check_labels(x, y, number, domain)
+        y = y.to(adapter.device)
     started = time.perf_counter()
-    logits = adapter(x)
+    logits = _answer(adapter, given(x), after)
     if logits.device.type == "cuda":
         torch.cuda.synchronize(logits.device)
     seconds = time.perf_counter() - started
-    if bool((y >= logits.shape[1]).any()):
-        raise _bad_labels(batch, number, f"the network predicts {logits.shape[1]} classes, from 0")
-    exact, y = logits.double(), y.long()
-    each = [*(score(exact, y).double() for score in SCORES.values()), F.confidence(exact), F.entropy(exact)]
+    exact = logits.double()
+    each = [F.confidence(exact), F.entropy(exact)]
+    if y is not None:
+        if bool((y >= logits.shape[1]).any()):
+            raise _bad_labels(y, number, domain, f"the network predicts {logits.shape[1]} classes, from 0")
+        each = [*(score(exact, y.long()).double() for score in SCORES.values()), *each]
     scores = torch.stack([value.mean() for value in each]).tolist()
+    if y is None:
+        scores = [math.nan] * len(SCORES) + scores
     record = Record(
         position=int(getattr(batch, "position", number)),
-        domain=batch.domain,
+        domain=domain,
         severity=int(getattr(batch, "severity", 0)),
-        n=x.shape[0],
+        n=len(logits),
         error=scores[0],
         nll=scores[1],
         brier=scores[2],
         confidence=scores[3],
         entropy=scores[4],
-        calibration=F.calibration_counts(exact, y, BINS).tolist(),
+        calibration=[[0.0] * BINS] * 3 if y is None else F.calibration_counts(exact, y.long(), BINS).tolist(),
         views_used=adapter.views_used,
         restored=float(adapter.restored),
         skipped=adapter.skipped,
@@ -183,23 +198,24 @@ def evaluate_batch(adapter: Adapter, batch: BatchLike, number: int = 0) -> tuple
     return record, logits
 
 
-def _check_labels(batch: BatchLike, number: int) -> None:
-    x, y = batch.x, batch.y
-    if y.is_floating_point() or y.is_complex() or y.shape != x.shape[:1] or bool((y < 0).any()):
-        samples = x.shape[0] if x.dim() else 0
-        raise _bad_labels(batch, number, f"labels are whole numbers from 0, one for each of the {samples} samples")
+def _check_labels(x: Any, y: Any, number: int, domain: str) -> None:
+    if not isinstance(y, Tensor):
+        raise DataError(f"batch {number} of domain {domain!r} has labels that are a {type(y).__name__} and no tensor")
+    rows = tuple(getattr(x, "shape", ())[:1])
+    if y.is_floating_point() or y.is_complex() or tuple(y.shape) != rows or bool((y < 0).any()):
+        expected = f"labels are whole numbers from 0, one for each of the {sum(rows)} samples"
+        raise _bad_labels(y, number, domain, expected)
 
 
-def _bad_labels(batch: BatchLike, number: int, expected: str) -> DataError:
-    y = batch.y
+def _bad_labels(y: Tensor, number: int, domain: str, expected: str) -> DataError:
     span = f" from {y.min().item()} to {y.max().item()}" if y.numel() and not y.is_complex() else ""
-    return DataError(
-        f"batch {number} of domain {batch.domain!r} has {y.dtype} labels of shape {list(y.shape)}{span}: {expected}"
-    )
+    return DataError(f"batch {number} of domain {domain!r} has {y.dtype} labels of shape {list(y.shape)}{span}: {expected}")
 
 
-def evaluate(adapter: Adapter, stream: Iterable[BatchLike], reset_on_domain_change: bool = False) -> Result:
-    """Run a whole stream through a method. TENT-online is Tent with reset_on_domain_change=True.
+def evaluate(
+    adapter: Adapter, stream: Iterable[Any], reset_on_domain_change: bool = False, after: bool = False
+) -> Result:
+    """Run a whole stream through a method (see `iter_evaluate`). TENT-online is Tent with reset_on_domain_change=True.
 
     >>> from types import SimpleNamespace
     >>> batch = SimpleNamespace(x=torch.rand(4, 2), y=torch.zeros(4, dtype=torch.long), domain="fog", severity=5)

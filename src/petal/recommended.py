@@ -1,12 +1,13 @@
 """What we recommend: the settings of PETAL's flagship, and an adapter of them for a network in one line."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from petal.augment import Augment, Jitter, Views
+from petal.calls import with_output
 from petal.engine import accelerate
 from petal.errors import ConfigError
 from petal.guard import Guard
@@ -43,6 +44,8 @@ def adapt(
     colour: bool = True,
     images: bool = True,
     augment: Augment | None = None,
+    normalised: tuple[Sequence[float], Sequence[float]] | None = None,
+    output: Callable[[Any], Any] | None = None,
     lr: Rates | None = None,
     guard: bool = True,
     engine: str = "auto",
@@ -54,7 +57,8 @@ def adapt(
 
     Say what must not be done to an input: `flip=False` where a mirror image means something else (digits, text, X-rays),
     `colour=False` where brightness and colour carry meaning, `images=False` for anything but images [N, 3 or 1, H, W] in
-    [0, 1]. Or give an `augment` that changes inputs without changing their label. Without batch norm the rates are three
+    [0, 1]. Or give an `augment` that changes inputs without changing their label. A network that takes normalised images
+    says by which (mean, std): `normalised`; `output` finds the logits in what a network returns (`with_output`). Without batch norm the rates are three
     times those with it; `lr` says otherwise. `guard`, `engine` and `batch_shape` are those of `Guard` and `accelerate`;
     further options those of `Petal`. With a posterior it starts at the posterior's mean. `print` shows what was chosen.
 
@@ -72,10 +76,13 @@ def adapt(
     posterior none: starts at the network; no prior
     guard     rollback, looks every 10 batches
     """
+    if normalised is not None and not (augment is None and images):
+        raise ConfigError("normalised is said of images with the usual views: leave it out, or augment and images")
     if augment is None:
-        augment = _views(flip, colour) if images else Jitter()
+        augment = _views(flip, colour, *(normalised or (None, None))) if images else Jitter()
     elif not (flip and colour and images):
         raise ConfigError("an augment of your own says all: leave flip, colour and images out")
+    model = model if output is None else with_output(model, output)
     if lr is None:
         lr = FanIn() if any(True for _ in batch_norms(model)) else WITHOUT_BATCH_NORM
     adapter: Adapter = Petal(model, posterior, **{**flagship(augment), "lr": lr, "seed": seed, **options})
@@ -84,6 +91,6 @@ def adapt(
     return accelerate(adapter, engine, batch_shape)
 
 
-def _views(flip: bool, colour: bool) -> Views:
+def _views(flip: bool, colour: bool, mean: Sequence[float] | None, std: Sequence[float] | None) -> Views:
     same: dict[str, Any] = {"hue": (0, 0), **dict.fromkeys(("brightness", "contrast", "saturation", "gamma"), (1, 1))}
-    return Views(flip=0.5 if flip else 0.0, **({} if colour else same))
+    return Views(flip=0.5 if flip else 0.0, mean=mean, std=std, **({} if colour else same))

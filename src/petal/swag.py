@@ -2,14 +2,16 @@
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from petal._random import random_state, set_random_state
+from petal.calls import called, check_batch, check_logits, inputs_and_labels, logits_in, moved, with_output
 from petal.errors import PosteriorError
 from petal.norm import batch_norms, unwrapped
 from petal.posterior import DiagonalGaussian
@@ -88,7 +90,7 @@ def snapshot_batches(batches: int, per_epoch: int) -> list[int]:
 
 def fit_swag(
     model: nn.Module,
-    loader: Iterable[Sequence[Tensor]],
+    loader: Iterable[Any],
     epochs: int = 5,
     lr: float = 8e-4,
     momentum: float = 0.9,
@@ -101,11 +103,14 @@ def fit_swag(
     on_snapshot: Callable[[dict[str, Tensor]], None] | None = None,
     on_epoch: Callable[[int, dict[str, Tensor]], None] | None = None,
     state: Mapping[str, Tensor] | None = None,
+    output: Callable[[Any], Any] | None = None,
 ) -> DiagonalGaussian:
     """Fit SWAG-diagonal: continue the training of a copy of `model` by SGD and take the moments of its path.
 
     Defaults are the paper's for CIFAR; for ImageNet it uses epochs=2, snapshots_per_epoch=4, lr=1e-4. `loader` is any
-    iterable of (images [N, ...], labels [N]) that can be iterated `epochs` times. Batch-norm statistics stay as they are
+    iterable of (images [N, ...], labels [N]) that can be iterated `epochs` times; of dicts with `labels` too, and inputs may
+    be tuples or dicts of tensors. `output` finds the logits in what the network returns, where they are not `logits` or the
+    first of a tuple. Batch-norm statistics stay as they are
     (their affine parameters are trained like all others); with train_batch_norm=True they are trained too and, at the end,
     recomputed for the mean by a pass over the loader. `autocast` is a dtype for mixed precision. `progress` is called
     after every batch, `on_snapshot` with the parameters of every snapshot, `on_epoch` after every epoch with its number and
@@ -123,7 +128,7 @@ def fit_swag(
     if batches is not None and batches < snapshots_per_epoch:
         raise PosteriorError(f"{snapshots_per_epoch} snapshots per epoch do not fit into {batches} batches per epoch")
 
-    model = unwrapped(model)
+    model = unwrapped(model) if output is None else with_output(model, output)
     network = deepcopy(model).requires_grad_(True).train()
     if not train_batch_norm:
         for _, layer in batch_norms(network):
@@ -131,7 +136,8 @@ def fit_swag(
     parameters = dict(network.named_parameters())
     if not parameters:
         raise PosteriorError("the network has no parameters: there is nothing to fit")
-    device = next(iter(parameters.values())).device
+    like = next(iter(parameters.values()))
+    device = like.device
     optimizer = torch.optim.SGD(parameters.values(), lr=lr, momentum=momentum, weight_decay=weight_decay)
     moments = Moments()
     due = set(snapshot_batches(batches, snapshots_per_epoch)) if batches is not None else set()
@@ -145,9 +151,9 @@ def fit_swag(
     for epoch in range(done + 1, epochs + 1):
         number = 0
         for number, batch in enumerate(loader, start=1):
-            x, y = _images_and_labels(batch, device, f"batch {number} of epoch {epoch}")
+            x, y = _inputs_and_labels(batch, like, f"batch {number} of epoch {epoch}")
             with torch.enable_grad(), torch.autocast(device.type, dtype=autocast, enabled=autocast is not None):
-                logits = network(x)
+                logits = check_logits(logits_in(called(network, x)), x)
                 _check_labels(y, logits, f"batch {number} of epoch {epoch}")
                 loss = nn.functional.cross_entropy(logits, y)
             if not loss.isfinite():
@@ -171,14 +177,15 @@ def fit_swag(
         if on_epoch is not None:
             on_epoch(epoch, _swag_state(epoch, network, optimizer, moments))
 
-    like = dict(model.named_parameters())
-    mean = {name: value.to(like[name].dtype) for name, value in moments.mean().items()}
-    var = {name: value.to(like[name].dtype) for name, value in moments.var().items()}
+    dtypes = {name: value.dtype for name, value in model.named_parameters()}
+    mean = {name: value.to(dtypes[name]) for name, value in moments.mean().items()}
+    var = {name: value.to(dtypes[name]) for name, value in moments.var().items()}
     if train_batch_norm:
         with torch.no_grad():
             for name, p in parameters.items():
                 p.copy_(mean[name])
-        torch.optim.swa_utils.update_bn(loader, network, device=device)
+        batches_again = (_inputs_and_labels(batch, like, "a batch")[0] for batch in loader)
+        torch.optim.swa_utils.update_bn(batches_again, _Called(network))
         counts = [layer.num_batches_tracked for _, layer in batch_norms(network) if layer.num_batches_tracked is not None]
         if counts and not any(counts):
             raise PosteriorError("the loader gave no batches for the mean's batch-norm statistics: it runs only once")
@@ -228,12 +235,26 @@ def _length(loader: object) -> int | None:
         return None
 
 
-def _images_and_labels(batch: Sequence[Tensor], device: torch.device, where: str) -> tuple[Tensor, Tensor]:
-    if not isinstance(batch, (tuple, list)) or len(batch) < 2 or not all(isinstance(part, Tensor) for part in batch[:2]):
-        raise PosteriorError(f"{where} is not a pair of tensors (images, labels) but a {type(batch).__name__}")
-    if batch[1].is_floating_point() or batch[1].is_complex():
-        raise PosteriorError(f"{where} has labels of type {batch[1].dtype}: labels are whole numbers, one per sample")
-    return batch[0].to(device, non_blocking=True), batch[1].to(device, non_blocking=True).long()
+def _inputs_and_labels(batch: Any, like: Tensor, where: str) -> tuple[Any, Tensor]:
+    x, y = inputs_and_labels(batch)
+    if not isinstance(y, Tensor):
+        raise PosteriorError(f"{where} is not a pair (images, labels), or a dict with labels, but a {type(batch).__name__}")
+    if y.is_floating_point() or y.is_complex():
+        raise PosteriorError(f"{where} has labels of type {y.dtype}: labels are whole numbers, one per sample")
+    x = moved(x, like)
+    check_batch(x, like.device, like.dtype, values=False)
+    return x, y.to(like.device, non_blocking=True).long()
+
+
+class _Called(nn.Module):
+    """A network that is given batches of any form, for `update_bn`."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Any) -> Any:
+        return called(self.network, x)
 
 
 def _check_labels(labels: Tensor, logits: Tensor, where: str) -> None:

@@ -3,7 +3,8 @@
 import copy
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from torch import nn
 
 from petal import models
 from petal.errors import ModelError
+from petal.recipes import Row
+from petal.runs import Experiment
 
 
 @pytest.mark.parametrize(
@@ -193,3 +196,91 @@ def test_absent_or_broken_libraries(library: str, error: type[Exception], monkey
         ModelError, match=rf"{library}:resnet50 needs {library}.*no {library} here.*pip install {library}"
     ):
         models.build(f"{library}:resnet50")
+
+
+# Functions of one's own
+
+
+NETS = '''
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, classes, width=4):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, width, 3), nn.Linear(width, classes)
+
+    def forward(self, x):
+        return {"logits": self.head(self.conv(x).mean((2, 3)))}
+
+class Made:
+    net = Net
+
+def ten():
+    return Net(10)
+
+def any(**options):
+    return Net(**options)
+
+def wrong(classes):
+    return "a network"
+
+number = 3
+'''
+
+
+@pytest.fixture
+def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module in the working directory."""
+    (tmp_path / "nets_of_mine.py").write_text(NETS)
+    monkeypatch.chdir(tmp_path)
+    yield "nets_of_mine"
+    sys.modules.pop("nets_of_mine", None)
+
+
+def test_functions_of_ones_own_are_named_by_module(nets: str) -> None:
+    path = list(sys.path)
+    for name, classes in (("Net", 5), ("Made.net", 5), ("ten", 10), ("any", 5)):
+        model = models.build(f"{nets}:{name}", classes=5)
+        assert model(torch.rand(2, 3, 8, 8))["logits"].shape == (2, classes)
+    assert sys.path == path
+    assert models.build(f"{nets}:Net", width=6).conv.out_channels == 6
+    assert models.build(f"{nets}:any", width=6).conv.out_channels == 6
+    twins = [models.build(f"{nets}:Net", seed=3).head.weight for _ in range(2)]
+    assert torch.equal(*twins)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "says"),
+    [
+        ("nowhere:net", {}, "there is no network 'nowhere:net'.*No module named 'nowhere'.*transformers:NAME"),
+        ("nets_of_mine:absent", {}, "no attribute 'absent'"),
+        ("nets_of_mine:number", {}, "cannot be imported.*not a callable"),
+        ("nets_of_mine:wrong", {}, "wrong returned str: it is to return the network"),
+        ("nets_of_mine:Net", {"depth": 3}, "its options are: width"),
+        ("nets_of_mine:ten", {"depth": 3}, "its options are: none"),
+    ],
+)
+def test_what_is_no_function_that_makes_a_network(nets: str, name: str, options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ModelError, match=says):
+        models.build(name, **options)
+
+
+def test_an_experiment_takes_a_function_with_weights_of_its_own_or_from_a_file(nets: str, tmp_path: Path) -> None:
+    experiment = Experiment(network=f"{nets}:Net", classes=5, input=(3, 8, 8), batch_size=4)
+    opened = experiment.open(torch.device("cpu"))
+    assert not opened.model.training
+    row = Row("source", "Source", "source")
+    assert opened.adapter(row)(torch.rand(4, 3, 8, 8)).shape == (4, 5)
+    save_file(opened.model.state_dict(), tmp_path / "w.safetensors")
+    again = replace(experiment, weights=str(tmp_path / "w.safetensors")).open(torch.device("cpu")).model
+    assert all(torch.equal(v, opened.model.state_dict()[k]) for k, v in again.state_dict().items())
+
+
+# transformers
+
+
+def test_transformers_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModelError, match="transformers:some/model needs transformers.*pip install transformers"):
+        models.build("transformers:some/model")

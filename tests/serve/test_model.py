@@ -116,3 +116,16 @@ def test_what_goes_around_the_method_is_named_and_set_as_in_petal_run(source: Pa
         served(source, method="petal+guard+small")
     with pytest.raises(ConfigError, match="there is no addition to a method 'gard'"):
         served(source, method="petal+gard")
+
+
+def test_a_network_by_a_function_of_ones_own_that_has_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "served_net.py").write_text(
+        "from torch import nn\n"
+        "def net():\n    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 5))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    options = {"recipe": None, "weights": None, "posterior": None, "classes": 5, "input": (3, 8, 8), "method": "tent"}
+    one = served(tmp_path, network="served_net:net", set=(), **options)
+    assert one.adapter(torch.rand(4, 3, 8, 8)).shape == (4, 5)
+    with pytest.raises(ConfigError, match="give the weights of small"):
+        served(tmp_path, network="small", set=(), **options)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from petal.augment import Views
+from petal.calls import finite, not_finite
 from petal.engine.descent import FlatDescent
 from petal.engine.flat import Layout
 from petal.engine.network import FastNetwork
@@ -22,7 +23,6 @@ from petal.engine.programs import Room
 from petal.engine.views import Maker
 from petal.methods import Adapter
 from petal.methods.descent import Values
-from petal.methods.inputs import not_finite
 from petal.methods.network import ViewSource
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ class Engine:
         self.seen: dict[torch.Size, int] = {}
         self.compiled: set[torch.Size] = set()
         self.proven = False                                                 # a network has run in low precision
+        self.said = False                                                   # that batches of several tensors run plainly
         self.warm: set[Any] = set()                                         # compiled functions that threads have called
         self._counted: set[torch.Size] = set()
         self._makers: dict[tuple[Views, bool], Maker] = {}
@@ -150,7 +151,8 @@ class Engine:
         key = (views.views, self.due(views.x.shape))
         if key not in self._makers:
             self._makers[key] = Maker(views.views, self.policy, key[1])
-        return self._makers[key].of(views.images)
+        make, own = self._makers[key].of(views.images), views.views
+        return lambda drawn: own.as_given(make(drawn), views.x)
 
     def note_range(self) -> None:
         """The networks have run: from here the host may ask whether their results were finite."""
@@ -196,7 +198,7 @@ class Engine:
 
     def _attempt(self, body: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         if self.cuda:
-            self._batch, self._finite = x, Flag(x.isfinite().all())
+            self._batch, self._finite = x, Flag(finite(x))
         self.in_range.fill_(True)
         self._range = None
         try:

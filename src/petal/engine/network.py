@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from petal._threads import crew
+from petal.calls import shapes
 from petal.engine.networks import WithFeatures, last_layer, with_stored_scales
 from petal.engine.programs import Program
 from petal.engine.views import made_together
@@ -53,7 +54,7 @@ class FastNetwork(Network):
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What the last linear layer is given [N, D], and the logits [N, C]."""
-        if not self.last:
+        if not self.last and isinstance(x, Tensor):
             adapter = self.engine.adapter
             state = adapter.snapshot()
             self.last = last_layer(self.module, x)
@@ -66,6 +67,8 @@ class FastNetwork(Network):
     def each(self, views: ViewSource, wanted: Sequence[int]) -> Iterator[Tensor]:
         """Logits of the views with these numbers, in order: by threads on a CPU, side by side on a GPU."""
         engine = self.engine
+        if not isinstance(views.x, Tensor):
+            return super().each(views, wanted)
         if not engine.cuda and engine.policy.view_threads > 1 and views.views is not None:
             return iter(self._tried(lambda: self._by_threads(views, wanted)))
         return self._side_by_side(views, wanted)
@@ -74,7 +77,9 @@ class FastNetwork(Network):
 
     def _run(self, x: Tensor, features: bool) -> tuple[Tensor, ...]:
         engine, learns = self.engine, torch.is_grad_enabled() and self.learns
-        if learns or self.exact:
+        if not isinstance(x, Tensor):
+            found = self._plainly(x, features)
+        elif learns or self.exact:
             found = self._exactly(x, features, learns)
         elif self.borrows:
             student = engine.adapter.network(engine.adapter.model)
@@ -86,6 +91,13 @@ class FastNetwork(Network):
             found = tuple(tensor.clone() for tensor in found)
         engine.admit()
         return found
+
+    def _plainly(self, x: Any, features: bool) -> tuple[Tensor, ...]:
+        """A batch of several tensors, by the module as it is: programs are for one."""
+        if not self.engine.said:
+            self.engine.said = True
+            log.info("a batch of several tensors (%s) is not compiled or recorded, and runs in full precision", shapes(x))
+        return super().features(x) if features else (super().__call__(x),)
 
     def _exactly(self, x: Tensor, features: bool, learns: bool) -> tuple[Tensor, ...]:
         """By the student's program, which is the one with gradients even where none are wanted."""
@@ -186,7 +198,8 @@ class FastNetwork(Network):
     def made(self, views: ViewSource, wanted: Sequence[int]) -> Iterator[Tensor]:
         """The views with these numbers, in order; on a GPU many by one kernel."""
         if self.engine.cuda and views.views is not None:
-            yield from made_together(views, wanted)
+            for view in made_together(views, wanted):
+                yield views.views.as_given(view, views.x)
             return
         make = self.engine.maker(views)
         for number, drawn in enumerate(views.draws()):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from petal.calls import logits_in
 from petal.engine.flat import Layout
 from petal.methods.network import Features, Recorder
 
@@ -108,7 +109,7 @@ class WithFeatures(nn.Module):
 
     def forward(self, x: Tensor) -> Features:
         """Features [N, D] and logits [N, C]."""
-        logits = self.network(x)
+        logits = logits_in(self.network(x))
         features, self.kept.features = self.kept.features, None
         assert features is not None
         return Features(features, logits)

@@ -12,6 +12,7 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from petal.augment import Augment
+from petal.calls import mapped, taken
 from petal.errors import ConfigError
 from petal.methods.card import Card
 from petal.methods.descent import Descent
@@ -366,7 +367,7 @@ class Adapter(nn.Module):
     def logits_with(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Logits of a batch by the network with these parameters in the place of its own; nothing changes."""
         with self._guarded(x) as x, torch.no_grad():
-            return logits_of(lambda x: functional_call(self.model, dict(parameters), (x,)), x)
+            return logits_of(lambda *args, **named: functional_call(self.model, dict(parameters), args, named), x)
 
     def load_weights(self, weights: Mapping[str, Tensor], fresh: bool = True) -> None:
         """Put all that adapts to these values (keys as in the state); the optimizer is made anew, or goes on."""
@@ -435,14 +436,15 @@ class Adapter(nn.Module):
 
     @contextmanager
     def _guarded(self, x: Tensor) -> Iterator[Tensor]:
-        """The checked batch as a plain tensor; if the block fails, random and declared state come back, gradients go."""
+        """The checked batch as plain tensors; if the block fails, random and declared state come back, gradients go."""
+        x = taken(x)
         check_batch(x, self.device, self.dtype, values=self.executor is None or self.device.type == "cpu")
         before = self.generator.get_state()
         with torch.inference_mode(False), torch.no_grad():
             declared = self.snapshot()
         with torch.inference_mode(False):
             try:
-                yield x.clone() if x.is_inference() else x.detach()
+                yield mapped(x, lambda t: t.clone() if t.is_inference() else t.detach())
             except BaseException:
                 self.generator.set_state(before)
                 with torch.no_grad():

@@ -1,39 +1,19 @@
 """What a method accepts: batches and settings, checked with errors that name the value."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 
-import torch
-from torch import Tensor
-
+from petal.calls import Inputs, check_batch, not_finite
 from petal.errors import ConfigError, InputError
 
-
-def check_batch(x: Tensor, device: torch.device, dtype: torch.dtype, values: bool = True) -> None:
-    """Raise an InputError that names the value unless `x` is a batch a method can take.
-
-    Without `values` they are not looked at: an executor does so on the device.
-    """
-    if not isinstance(x, Tensor):
-        raise InputError(f"a batch is a torch.Tensor, got {type(x).__name__}")
-    if x.dim() < 2:
-        raise InputError(f"a batch has at least two dimensions [N, ...], got shape {list(x.shape)}")
-    if x.numel() == 0:
-        raise InputError(f"the batch is empty: shape {list(x.shape)}")
-    if x.device != device:
-        raise InputError(f"the batch is on {x.device} and the network on {device}: move it with x.to({str(device)!r})")
-    if x.dtype != dtype:
-        hint = "images are floats in [0, 1]: use x.float() / 255" if x.dtype == torch.uint8 else f"use x.to({dtype})"
-        raise InputError(f"the batch is {x.dtype} and the network {dtype}: {hint}")
-    if values and not bool(x.isfinite().all()):
-        raise not_finite(x)
+__all__ = ["check_batch", "check_choice", "check_number", "check_remembered", "not_finite"]
 
 
-def not_finite(x: Tensor) -> InputError:
-    """The error for a batch with NaN or Inf, which says how many samples have them."""
-    bad = int((~x.isfinite()).flatten(1).any(1).sum())
-    return InputError(f"the batch has NaN or Inf in {bad} of {x.shape[0]} samples: leave those out")
+def check_remembered(x: object) -> None:
+    """Raise an InputError for a batch of several tensors: what a memory keeps is one."""
+    if isinstance(x, (Inputs, Mapping, tuple, list)):
+        raise InputError("this method remembers samples, and a sample is one tensor: it takes no tuple or dict of inputs")
 
 
 def check_number(name: str, value: float, low: float = -math.inf, high: float = math.inf, whole: bool = False) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from petal.errors import InputError
 from petal.methods.base import Adapter
-from petal.methods.inputs import check_number
+from petal.methods.inputs import check_number, check_remembered
 
 
 class Kept(NamedTuple):
@@ -72,6 +72,7 @@ class Memory:
     def add(self, x: Tensor, facts: Tensor) -> None:
         """Take samples in, one after the other."""
         owner = self.owner
+        check_remembered(x)
         if owner.memory_samples is None:
             owner.memory_samples = x.new_zeros(self.capacity, *x.shape[1:])
         if owner.memory_samples.shape[1:] != x.shape[1:]:

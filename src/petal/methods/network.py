@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from petal.augment import Augment, Views, in_full
+from petal.augment import Augment, Views
+from petal.calls import called, check_logits, given, logits_in, parts, shapes, taken
 from petal.errors import InputError
 
 
@@ -51,18 +52,10 @@ def logits_of(module: Any, x: Tensor) -> Tensor:
 
 def outputs_of(module: Any, x: Tensor) -> tuple[Tensor, ...]:
     """Logits [N, C] alone or after features, checked."""
-    try:
-        found = module(x)
-    except Exception as error:
-        if type(error) in (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
-            raise InputError(f"the network cannot take a batch of shape {list(x.shape)}: {error}") from error
-        raise
-    every: tuple[Tensor, ...] = found if isinstance(found, Features) else (found,)
-    logits = every[-1]
-    if not isinstance(logits, Tensor) or logits.dim() != 2 or logits.shape[0] != x.shape[0]:
-        shape = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-        raise InputError(f"a classifier returns logits [N, classes]; for {list(x.shape)} this one returned {shape}")
-    return every
+    found = called(module, x)
+    if isinstance(found, Features):
+        return found.features, check_logits(found.logits, x)
+    return (check_logits(logits_in(found), x),)
 
 
 class Features(NamedTuple):
@@ -126,7 +119,11 @@ class ViewSource:
     ) -> None:
         self.x, self.augment, self.count, self.generator, self.sharing = x, augment, count, generator, sharing
         self.views = augment if type(augment) is Views else None
-        self.images = in_full(x) if self.views is not None else x
+        self.images = x
+        if self.views is not None:
+            self.views.check(x)
+            self.views.look(x)
+            self.images = self.views.pixels(x)
 
     def draw(self) -> Any:
         """What the next view is made of."""
@@ -138,16 +135,16 @@ class ViewSource:
 
     def make(self, drawn: Any) -> Tensor:
         """The view [N, ...] that the random numbers mean."""
-        return drawn if self.views is None else self.views.apply(self.images, *drawn).to(self.x.dtype)
+        return drawn if self.views is None else self.views.as_given(self.views.apply(self.images, *drawn), self.x)
 
     def called(self) -> Tensor:
         """One view by calling the augmentation."""
-        x = self.x
-        out: Any = self.augment(x, generator=self.generator) if takes_generator(self.augment) else self.augment(x)  # type: ignore[call-arg]
-        if not isinstance(out, Tensor) or out.shape != x.shape or out.dtype != x.dtype or out.device != x.device:
-            what = f"{list(out.shape)} {out.dtype} on {out.device}" if isinstance(out, Tensor) else type(out).__name__
-            raise InputError(f"augment must return a batch like its input {list(x.shape)} {x.dtype}, got {what}")
-        return out
+        x: Any = given(self.x)
+        view: Any = self.augment(x, generator=self.generator) if takes_generator(self.augment) else self.augment(x)  # type: ignore[call-arg]
+        view = taken(view)
+        if likeness(view) != likeness(self.x):
+            raise InputError(f"augment must return a batch like its input {described(self.x)}, got {described(view)}")
+        return view  # type: ignore[no-any-return]
 
     def predicted(self, network: Network) -> Iterable[Tensor]:
         """A network's logits of each view, in order; where processes share the views out, those of all of them."""
@@ -168,6 +165,18 @@ def mean_over(predictions: Iterable[Tensor], count: int, average: str) -> Tensor
             total = logits if total is None else torch.logaddexp(total, logits, out=total)
     assert total is not None
     return total / count if average == "logits" else total - math.log(count)
+
+
+def described(x: Any) -> str:
+    """Shape, type and device of a batch, for messages."""
+    return f"{list(x.shape)} {x.dtype} on {x.device}" if isinstance(x, Tensor) else shapes(x)
+
+
+def likeness(x: Any) -> Any:
+    """What a batch and its views have in common."""
+    return {
+        name: (t.shape, t.dtype, t.device) if isinstance(t, Tensor) else type(t) for name, t in parts(x).items()
+    }
 
 
 def takes_generator(augment: Augment) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from petal.augment import Augment, Views
+from petal.calls import inputs_and_labels, moved
 from petal.errors import ConfigError
 from petal.functional import symmetric_cross_entropy
 from petal.methods.base import Adapter, OptimizerFactory
@@ -129,7 +130,8 @@ class SourceBatches:
     def __init__(self, data: Any, device: torch.device, dtype: torch.dtype) -> None:
         if not hasattr(data, "__len__") or not hasattr(data, "__iter__") or isinstance(data, Tensor) or not len(data):
             raise ConfigError("source_data is a list of batches (x, y), or a loader of them that has a length")
-        self.data, self.device, self.dtype = data, device, dtype
+        self.data, self.device = data, device
+        self.like = torch.empty((), device=device, dtype=dtype)
         self.iterator, self.place = iter(data), 0
 
     def __call__(self, number: int) -> tuple[Tensor, Tensor]:
@@ -141,6 +143,7 @@ class SourceBatches:
             batch, self.place = next(self.iterator), self.place + 1
             if self.place > place:
                 break
-        if not isinstance(batch, (tuple, list)) or len(batch) < 2:
+        x, y = inputs_and_labels(batch)
+        if not isinstance(y, Tensor):
             raise ConfigError("source_data gives batches (x, y) of images and their labels")
-        return batch[0].to(self.device, self.dtype), batch[1].to(self.device)
+        return moved(x, self.like), y.to(self.device)

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from petal.errors import ConfigError, InputError
 from petal.functional import entropy
 from petal.methods.base import Adapter
-from petal.methods.inputs import check_batch, check_number
+from petal.methods.inputs import check_batch, check_number, check_remembered
 from petal.methods.network import logits_of
 from petal.methods.wrapper import Wrapper
 from petal.norm import with_recent_norm
@@ -108,10 +108,11 @@ class SmallBatch(Wrapper):
     def logits_with(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Logits by these parameters and the present estimates; nothing changes."""
         with self._checked(x) as x:
-            return logits_of(lambda x: functional_call(self._network, dict(parameters), (x,)), x)
+            return logits_of(lambda *args, **named: functional_call(self._network, dict(parameters), args, named), x)
 
     @contextmanager
     def _checked(self, x: Tensor) -> Iterator[Tensor]:
+        check_remembered(x)
         check_batch(x, self.device, self.dtype)
         if self._samples is not None and x.shape[1:] != self._samples.shape[1:]:
             size = list(self._samples.shape[1:])

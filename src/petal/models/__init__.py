@@ -1,6 +1,7 @@
 """Networks and their checkpoints. Every network takes pixels in [0, 1]; normalisation is part of it."""
 
 from petal.models.cost import count_parameters, flops
+from petal.models.libraries import is_function
 from petal.models.normalize import Normalize
 from petal.models.pixels import (
     BYTE_PIXELS,
@@ -37,5 +38,6 @@ __all__ = [
     "expected_input",
     "flops",
     "input_problem",
+    "is_function",
     "load_weights",
 ]

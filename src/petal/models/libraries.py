@@ -1,8 +1,13 @@
-"""Networks of timm and torchvision, when those are installed, made to take pixels in [0, 1]."""
+"""Networks of timm, torchvision and transformers, made to take pixels in [0, 1], and those of functions of one's own."""
 
 import difflib
 import importlib
-from collections.abc import Sequence
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -45,6 +50,80 @@ def from_torchvision(
     return attach_normalize(model, mean or config["mean"], std or config["std"])
 
 
+def from_transformers(
+    name: str,
+    classes: int,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    pretrained: bool = True,
+    **options: Any,
+) -> nn.Module:
+    """`AutoModelForImageClassification` from a folder or the hub, with its processor's normalisation built in.
+
+    With `pretrained=False` only its configuration is used. For text and other inputs write a `package.module:function`.
+    """
+    library = _library("transformers", name)
+    auto = library.AutoModelForImageClassification
+    try:
+        config = library.AutoConfig.from_pretrained(name, num_labels=classes, **options)
+        if (mean is None) or (std is None):
+            card, _ = library.image_processing_base.ImageProcessingMixin.get_image_processor_dict(name)
+            mean, std = mean or card["image_mean"], std or card["image_std"]
+        model: nn.Module = auto.from_pretrained(name, config=config) if pretrained else auto.from_config(config)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"transformers:{name} cannot be made with {classes} classes: {type(error).__name__} {error}") from error
+    return attach_normalize(model, mean, std)
+
+
+def is_function(name: str) -> bool:
+    """True if a network is named by a function that makes it, `package.module:function`.
+
+    >>> is_function("mine.nets:resnet"), is_function("timm:resnet50"), is_function("small")
+    (True, False, False)
+    """
+    return bool(re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", name)) and name.partition(":")[0] not in LIBRARIES
+
+
+def own_function(name: str) -> Callable[..., nn.Module]:
+    """A function of the user's by its name, with `classes` left out if it takes none."""
+    path, _, inner = name.partition(":")
+    try:
+        with _here():
+            made: Any = importlib.import_module(path)
+        for part in inner.split("."):
+            made = getattr(made, part)
+        signature = inspect.signature(made)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        known = ", ".join(f"{library}:NAME" for library in LIBRARIES)
+        raise ModelError(
+            f"there is no network {name!r}: as package.module:function it cannot be imported ({error}), and the libraries are "
+            f"{known}"
+        ) from error
+    takes = any(p.name == "classes" or p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+
+    def make(classes: int, **options: Any) -> nn.Module:
+        model = made(**({"classes": classes} if takes else {}), **options)
+        if not isinstance(model, nn.Module):
+            raise ModelError(f"{name} returned {type(model).__name__}: it is to return the network, a torch.nn.Module")
+        return model
+
+    kept = [p for p in signature.parameters.values() if p.name != "classes"]
+    classes = inspect.Parameter("classes", inspect.Parameter.KEYWORD_ONLY)
+    end = next((n for n, p in enumerate(kept) if p.kind is p.VAR_KEYWORD), len(kept))
+    make.__signature__ = signature.replace(parameters=[*kept[:end], classes, *kept[end:]])  # type: ignore[attr-defined]
+    return make
+
+
+@contextmanager
+def _here() -> Iterator[None]:
+    """In here modules of the working directory can be imported."""
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(Path.cwd()))
+
+
 def _library(library: str, name: str) -> Any:
     try:
         return importlib.import_module(library)
@@ -60,4 +139,4 @@ def _unknown(library: str, name: str, known: list[str]) -> ModelError:
     return ModelError(f"{library} has no network {name!r}" + (f"; close: {', '.join(close)}" if close else ""))
 
 
-LIBRARIES = {"timm": from_timm, "torchvision": from_torchvision}
+LIBRARIES = {"timm": from_timm, "torchvision": from_torchvision, "transformers": from_transformers}

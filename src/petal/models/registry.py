@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from petal.errors import ModelError
-from petal.models.libraries import LIBRARIES
+from petal.models.libraries import LIBRARIES, is_function, own_function
 from petal.models.resnet import ResNet
 from petal.models.resnext import ResNeXt
 from petal.models.small import SmallNet
@@ -38,7 +38,10 @@ def build(
 ) -> nn.Module:
     """Build a network that takes pixels in [0, 1], and load its weights.
 
-    `name` is one of `NETWORKS`, `wrn-D-W` with any depth and width, `timm:NAME` or `torchvision:NAME`. `weights` is a
+    `name` is one of `NETWORKS`, `wrn-D-W` with any depth and width, `timm:NAME`, `torchvision:NAME`, `transformers:NAME`
+    (a folder, or a model of the hub), or `package.module:function`, a function of your own that returns the network and is
+    given `classes` if it takes that. Your module is imported, from the working directory too: name only what you trust.
+    `weights` is a
     checkpoint file (see `load_weights`); without one the weights are random, drawn with `seed` if that is given and
     else from torch's global generator. `options` go to the network: `dropout`, `mean`, `std`, ...
 
@@ -62,11 +65,13 @@ def _find(name: str) -> Callable[..., nn.Module]:
     library, colon, inner = name.partition(":")
     if colon and library in LIBRARIES:
         return partial(LIBRARIES[library], inner)
+    if is_function(name):
+        return own_function(name)
     if name in NETWORKS:
         return NETWORKS[name]
     if match := re.fullmatch(r"wrn-(\d+)-(\d+)", name):
         return partial(WideResNet, int(match[1]), int(match[2]))
-    choices = [*NETWORKS, "wrn-D-W", *(f"{library}:NAME" for library in LIBRARIES)]
+    choices = [*NETWORKS, "wrn-D-W", *(f"{library}:NAME" for library in LIBRARIES), "package.module:function"]
     close = difflib.get_close_matches(name.lower().replace("_", "-"), NETWORKS, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     raise ModelError(f"there is no network {name!r}{hint} (choices: {', '.join(choices)})")

@@ -144,12 +144,12 @@ class Experiment:
             name, classes, options = self.chosen.network, self.chosen.classes, dict(self.chosen.network_options)
         if name is None or classes is None:
             raise ConfigError("say which network it is: name a recipe, or a network and its number of classes")
-        if self.weights is None:
+        if self.weights is None and not models.is_function(name):
             raise ConfigError(
                 f"{self.recipe or 'an experiment'} needs the source network ({name}): give --weights, or make it with "
                 f"`petal fit --recipe {self.recipe or 'RECIPE'}`"
             )
-        return models.build(name, classes, Path(self.weights), **options)
+        return models.build(name, classes, None if self.weights is None else Path(self.weights), **options).eval()
 
 
 @dataclass

@@ -11,6 +11,7 @@ from torch import nn
 
 from petal.errors import ConfigError, InputError
 from petal.methods import METHODS, Adapter, Source
+from petal.models import is_function
 from petal.models.pixels import UNIT_PIXELS, expected_input
 from petal.recipes import WRAPPERS, Row, recipe
 from petal.recipes.rows import needs_statistics, takes_posterior
@@ -75,14 +76,15 @@ def experiment_of(settings: Settings) -> tuple[Experiment, Row]:
     known = None if settings.recipe is None else recipe(settings.recipe)
     network = settings.network or (known.network if known else "")
     classes = settings.classes or (known.classes if known else len(settings.labels) or 10)
-    if settings.weights is None:
+    if settings.weights is None and not is_function(network):
         raise ConfigError(f"give the weights of {network}: --weights, made by `petal fit` or published")
     if settings.labels and len(settings.labels) != classes:
         raise ConfigError(f"there are {len(settings.labels)} labels for {classes} classes")
     experiment = Experiment(
-        settings.recipe, batch_size=settings.batch_size, weights=str(settings.weights), network=settings.network,
+        settings.recipe, batch_size=settings.batch_size, network=settings.network,
         engine=settings.engine, fidelity=settings.fidelity, classes=classes, input=settings.input,
         plugin=None if settings.plugin is None else str(settings.plugin),
+        weights=None if settings.weights is None else str(settings.weights),
     )  # fmt: skip
     (row,) = experiment.rows([_row_name(settings)], [*settings.set, *_guard_settings(settings)])
     if settings.posterior is not None and takes_posterior(METHODS[row.method]):
