@@ -21,6 +21,7 @@ from petal.errors import (
 from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
 from petal.guard import Alarm, Guard
 from petal.methods import (
+    ASR,
     CMF,
     EATA,
     ETA,
@@ -54,6 +55,7 @@ from petal.statistics import SourceStatistics
 from petal.swag import fit_swag
 
 __all__ = [
+    "ASR",
     "CMF",
     "CORRUPTIONS",
     "EATA",

@@ -1,5 +1,6 @@
 """The methods of the paper, one file each. `METHODS` names them; adding one is adding an entry."""
 
+from petal.methods.asr import ASR
 from petal.methods.base import Adapter
 from petal.methods.bn import BatchNorm
 from petal.methods.cmf import CMF
@@ -50,6 +51,7 @@ METHODS: dict[str, type[Adapter]] = {
 }
 
 __all__ = [
+    "ASR",
     "CMF",
     "CSTU",
     "EATA",
