@@ -16,6 +16,7 @@ from petal.methods.petta import PeTTA
 from petal.methods.pseudo_label import PseudoLabel
 from petal.methods.rates import FanIn
 from petal.methods.rdumb import RDumb
+from petal.methods.reservoir import Reservoir
 from petal.methods.rmt import RMT
 from petal.methods.roid import ROID
 from petal.methods.rotta import RoTTA
@@ -75,6 +76,7 @@ __all__ = [
     "Petal",
     "PseudoLabel",
     "RDumb",
+    "Reservoir",
     "RoTTA",
     "SmallBatch",
     "Source",

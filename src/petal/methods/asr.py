@@ -69,7 +69,6 @@ class ASR(Wrapper):
                 torch.zeros(2, size, device=adapter.device, dtype=adapter.dtype),
                 torch.zeros(2, size, device=adapter.device, dtype=adapter.dtype),
                 torch.zeros(4, device=adapter.device, dtype=torch.float64),
-                torch.zeros(size, device=adapter.device, dtype=adapter.dtype),
             )
         self.reset_own()
         assert adapter.descent is not None
@@ -90,7 +89,7 @@ class ASR(Wrapper):
         with torch.no_grad():
             self._labels = self.adapter.logits(self.source, x).argmax(1)
             self._before = flat(list(self.adapted.values()))
-        self.descent.made = None
+        self.descent.made = self.memory.squares = None
         return self.adapter.step(x)
 
     def _follow(self, logits: Tensor) -> None:
@@ -98,7 +97,7 @@ class ASR(Wrapper):
         assert self.descent is not None
         m, made = self.memory, self.descent.made
         known = logits.isfinite().all()
-        m.sums[0] += 0.0 if made is None else torch.where(made, m.squares, 0.0)
+        m.sums[0] += 0.0 if made is None or m.squares is None else torch.where(made, m.squares, 0.0)
         m.sums[1] += torch.where(known, self._before, 0.0)
         _, _, level, count = m.numbers.unbind()
         entropy = F.entropy(logits.mean(0, keepdim=True))[0].double()
@@ -143,7 +142,7 @@ class ASR(Wrapper):
         self.memory.numbers[2] = math.nan
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Memory:
     """What the method's gradients were, and the penalty on leaving what was learned: 2 · lambda · F (theta - mu).
 
@@ -154,13 +153,13 @@ class Memory:
     sums: Tensor
     held: Tensor
     numbers: Tensor
-    squares: Tensor             # of the last gradient, without this penalty [P]
+    squares: Tensor | None = None       # of the last gradient, without this penalty [P]
     elementwise = False
 
     def add_(self, weights: Weights) -> None:
         """Look at the gradient of the objective, and add that of the penalty."""
         gradients = weights.gradients
-        torch.square(flat(gradients), out=self.squares)
+        self.squares = flat(gradients).square()
         weight = (2 * self.numbers[0]).to(self.held.dtype)
         pull = weight * self.held[0] * (flat(weights.values) - self.held[1])
         parts = pull.split([gradient.numel() for gradient in gradients])
