@@ -22,6 +22,7 @@ from petal.errors import (
 from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
 from petal.guard import Alarm, Guard
 from petal.methods import (
+    ASR,
     CMF,
     EATA,
     ETA,
@@ -42,6 +43,7 @@ from petal.methods import (
     PeTTA,
     PseudoLabel,
     RDumb,
+    Reservoir,
     RoTTA,
     SmallBatch,
     Source,
@@ -55,6 +57,7 @@ from petal.statistics import SourceStatistics
 from petal.swag import fit_swag
 
 __all__ = [
+    "ASR",
     "CMF",
     "CORRUPTIONS",
     "EATA",
@@ -94,6 +97,7 @@ __all__ = [
     "RDumb",
     "Record",
     "Result",
+    "Reservoir",
     "RoTTA",
     "Scores",
     "SmallBatch",

@@ -1,6 +1,8 @@
 """Source statistics of a network from source images."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -10,6 +12,7 @@ from petal.calls import check_batch, inputs_and_labels, moved, with_output
 from petal.errors import ConfigError, StatisticsError
 from petal.methods.inputs import check_choice, check_number
 from petal.methods.network import Network, logits_of
+from petal.methods.style import LayerStyle, Style
 from petal.norm import affine_parameters, network_copy
 from petal.statistics import PARTS, SourceStatistics
 
@@ -23,18 +26,22 @@ def collect_statistics(
     labels: str = "given",
     prototype_images: int = 100_000,
     fisher_images: int = 2_000,
+    style_batches: int = 1_000,
+    style: Style | None = None,
     progress: Callable[[str, int], None] | None = None,
     output: Callable[[Any], Any] | None = None,
 ) -> SourceStatistics:
-    """Fisher information and class prototypes of a source network, from batches (x, y) of source images.
+    """Fisher information, class prototypes and styles of a source network, from batches (x, y) of source images.
 
     Each of the parts runs through the loader once, as far as its number of images. The Fisher information is that of EATA
     (Niu et al., 2022, eq. 9, as its code has it): the mean over batches of the squared gradient, by the scale and shift of
     normalisation layers, of the batch's mean cross-entropy on the network's own labels; it needs no y. Prototypes are means
     and variances of the features of each class; by `labels` "given" with the batch or "predicted" by the network (as PeTTA,
     Hoang et al., 2024). Batch norms use the statistics of the batch, as they will while adapting; for prototypes, with
-    `batch_statistics=False`, those of the source. `output` finds the logits, as in `fit_swag`. `progress` is called with the
-    part and the number of images so far.
+    `batch_statistics=False`, those of the source. Styles are of up to `style_batches` whole batches, which have to be of the
+    size that they will have while adapting, in a shuffled order: by default of the network's first layers (`LayerStyle`),
+    else by `style`, a function from a batch to a vector. `output` finds the logits, as in `fit_swag`. `progress` is called
+    with the part and the number of images so far.
     """
     for part in wanted:
         check_choice("wanted", part, PARTS)
@@ -44,6 +51,7 @@ def collect_statistics(
     check_number("prototype_images", prototype_images, low=1, whole=True)
     check_number("fisher_images", fisher_images, low=1, whole=True)
     model = model if output is None else with_output(model, output)
+    check_number("style_batches", style_batches, low=2, whole=True)
     tell = progress or (lambda part, images: None)
     fisher: dict[str, Tensor] = {}
     found: dict[str, Tensor] = {}
@@ -55,6 +63,9 @@ def collect_statistics(
         if "fisher" in wanted:
             network = network_copy(model, True)
             fisher = _fisher(network, _first(loader, fisher_images, network, "fisher", tell))
+        if "styles" in wanted:
+            network = network_copy(model, False)
+            found["styles"] = _styles(style or LayerStyle(network), _first(loader, sys.maxsize, network, "styles", tell), style_batches)
     return SourceStatistics(fisher, **found)
 
 
@@ -100,6 +111,18 @@ def _prototypes(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor | Non
     spread = sums[1] - counts[:, None] * mean.square()
     var = (spread / (counts - 1).clamp(min=1)[:, None]).clamp(min=0)
     return {"prototypes": mean.to(dtype), "variances": var.to(dtype), "counts": counts.long()}
+
+
+def _styles(style: Style, batches: Iterable[tuple[Tensor, Tensor | None]], most: int) -> Tensor:
+    found: list[Tensor] = []
+    size = 0
+    for x, _ in islice(batches, most):
+        size = size or len(x)
+        if len(x) == size:                  # the style of a short batch is more uncertain
+            found.append(style(x).detach().flatten())
+    if len(found) < 2:
+        raise StatisticsError(f"styles need two whole batches or more, and the loader gave {len(found)}")
+    return torch.stack(found)
 
 
 def _fisher(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor | None]]) -> dict[str, Tensor]:

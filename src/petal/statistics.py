@@ -1,7 +1,7 @@
-"""What methods may know of the source besides its weights: Fisher information, and features by class.
+"""What methods may know of the source besides its weights: Fisher information, features by class, and styles.
 
 Statistics are data, as a posterior is: small tensors, made once on source images (`petal.collect_statistics`, or
-`petal fit --collect prototypes,fisher`) and never changed. No label of a test stream goes into them.
+`petal fit --collect prototypes,fisher,styles`) and never changed. No label of a test stream goes into them.
 """
 
 import json
@@ -21,7 +21,7 @@ from petal.errors import StatisticsError
 from petal.norm import unwrapped
 
 FORMAT = "petal-statistics-1"
-PARTS = ("fisher", "prototypes")
+PARTS = ("fisher", "prototypes", "styles")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,40 +30,48 @@ class SourceStatistics:
 
     `fisher` is the diagonal Fisher information by parameter name. `prototypes` and `variances` [C, D] are mean and unbiased
     variance of the features (what the last linear layer is given) of each class, `counts` [C] says of how many images; a
-    class of none has zeros. The tensors given are copied.
+    class of none has zeros. `styles` [n, D] are those of batches, for methods that tell domains apart by them. The tensors
+    given are copied.
     """
 
     fisher: Mapping[str, Tensor] = field(default_factory=dict)
     prototypes: Tensor | None = None
     variances: Tensor | None = None
     counts: Tensor | None = None
+    styles: Tensor | None = None
 
     def __post_init__(self) -> None:
         by_class = {name: getattr(self, name) for name in ("prototypes", "variances", "counts")}
         given = [name for name, value in by_class.items() if value is not None]
         if given and len(given) < 3:
             raise StatisticsError(f"prototypes, variances and counts belong together, got {', '.join(given)} alone")
-        if not given and not self.fisher:
-            raise StatisticsError("statistics of nothing: give fisher, or prototypes with variances and counts")
+        if not given and not self.fisher and self.styles is None:
+            raise StatisticsError("statistics of nothing: give fisher, styles, or prototypes with variances and counts")
+        if self.styles is not None and (self.styles.dim() != 2 or len(self.styles) < 2):
+            raise StatisticsError(f"styles are [n, D] of two batches or more, got {list(self.styles.shape)}")
         if given:
             shapes = {name: list(value.shape) for name, value in by_class.items()}
             first = shapes["prototypes"]
             if len(first) != 2 or shapes != {"prototypes": first, "variances": first, "counts": first[:1]}:
                 raise StatisticsError(f"prototypes and variances are [C, D] and counts [C], got {shapes}")
         every = {f"fisher of {name!r}": value for name, value in self.fisher.items()}
-        for name, value in (every | {name: by_class[name] for name in given}).items():
+        signed = {"prototypes": by_class["prototypes"], "styles": self.styles}
+        for name, value in (every | {name: by_class[name] for name in given} | signed).items():
+            if value is None:
+                continue
             if not value.isfinite().all():
                 raise StatisticsError(f"{name} has values that are not finite")
-            if name != "prototypes" and (value < 0).any():
+            if name not in signed and (value < 0).any():
                 raise StatisticsError(f"{name} has values below zero")
         freeze = object.__setattr__  # the dataclass is frozen: this is its constructor
         freeze(self, "fisher", MappingProxyType({name: value.detach().clone() for name, value in self.fisher.items()}))
         for name in given:
             freeze(self, name, by_class[name].detach().clone())
+        freeze(self, "styles", None if self.styles is None else self.styles.detach().clone())
 
     def check(self, model: nn.Module, *parts: str) -> None:
-        """Raise a StatisticsError unless these parts, of "fisher" and "prototypes", are there and fit the network."""
-        missing = [part for part in parts if not (self.fisher if part == "fisher" else self.prototypes is not None)]
+        """Raise a StatisticsError unless these of the `PARTS` are there and fit the network."""
+        missing = [part for part in parts if not (self.fisher if part == "fisher" else getattr(self, part) is not None)]
         if missing:
             names = ",".join(missing)
             raise StatisticsError(f"the statistics have no {names}: collect them with `petal fit --collect {names}`")
@@ -89,13 +97,13 @@ class SourceStatistics:
             return None if value is None else value.to(device, dtype if value.is_floating_point() else None)
 
         fisher = {name: value.to(device, dtype) for name, value in self.fisher.items()}
-        return SourceStatistics(fisher, moved(self.prototypes), moved(self.variances), moved(self.counts))
+        return SourceStatistics(fisher, moved(self.prototypes), moved(self.variances), moved(self.counts), moved(self.styles))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor by its name in a file: fisher.NAME, prototypes, variances, counts."""
-        by_class = {name: getattr(self, name) for name in ("prototypes", "variances", "counts")}
+        """Every tensor by its name in a file: fisher.NAME, prototypes, variances, counts, styles."""
+        others = {name: getattr(self, name) for name in ("prototypes", "variances", "counts", "styles")}
         found = {f"fisher.{name}": value for name, value in self.fisher.items()}
-        return found | {name: value for name, value in by_class.items() if value is not None}
+        return found | {name: value for name, value in others.items() if value is not None}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tensors as safetensors; the file appears whole or not at all."""
@@ -120,13 +128,13 @@ class SourceStatistics:
             if isinstance(error, StatisticsError):
                 raise
             raise StatisticsError(f"cannot read statistics from {path}: {error}") from error
-        known = {"prototypes", "variances", "counts"}
+        known = {"prototypes", "variances", "counts", "styles"}
         wrong |= {key for key in found if key not in known and not key.startswith("fisher.")}
         if wrong:
             raise StatisticsError(f"{path} has missing or unknown tensors: {', '.join(sorted(wrong))}")
         fisher = {key.removeprefix("fisher."): value for key, value in found.items() if key not in known}
-        by_class: dict[str, Any] = {name: found.get(name) for name in known}
+        others: dict[str, Any] = {name: found.get(name) for name in known}
         try:
-            return cls(fisher, **by_class)
+            return cls(fisher, **others)
         except StatisticsError as error:
             raise StatisticsError(f"{path}: {error}") from error

@@ -62,6 +62,7 @@ class FlatDescent(Descent):
         self.linked: torch.optim.Optimizer | None = None
         self.judged: torch.optim.Optimizer | None = None                        # whether it counts the same steps for all
         self.even = True
+        self.sizes = torch.tensor([value.numel() for value in adapter.adapted.values()], device=flat.device)
         self.state: list[Tensor] = []
         self.step = torch.zeros((), device=flat.device)
         self.rates: Tensor | None = None
@@ -143,8 +144,9 @@ class FlatDescent(Descent):
 
     def _sweep(self, penalties: Sequence[Penalty]) -> None:
         """The total gradient, and whether it is finite."""
-        known = next((p for p in penalties if type(p) is Gaussian), None)
-        others = [p for p in penalties if p is not known]
+        last = penalties[-1] if penalties else None
+        known = last if type(last) is Gaussian else None        # a penalty that comes after another may look at its gradient
+        others = penalties if known is None else penalties[:-1]
         if others and self.unscale is not None:
             self.grad.mul_(self.unscale)
             self.unscale = None
@@ -206,17 +208,23 @@ class FlatDescent(Descent):
         self._expose(rule)
 
     def restart(
-        self, start: Values, when: Tensor | bool = True, fresh: Callable[[], torch.optim.Optimizer] | None = None
+        self,
+        start: Values,
+        when: Tensor | bool = True,
+        fresh: Callable[[], torch.optim.Optimizer] | None = None,
+        which: Tensor | None = None,
     ) -> None:
         """Weights as in `start` and an optimizer's state of zeros, where `when` is true; the host does not ask."""
         if self.rule is None or self.linked is not self.optimizer:
-            super().restart(start, when, fresh)
+            super().restart(start, when, fresh, which)
             return
         where = torch.as_tensor(when, device=self.flat.device)
         with torch.no_grad():
-            torch.where(where, self.engine.flat_of(start), self.flat, out=self.flat)
             for state in () if fresh is None else (*self.state, self.step):
                 state.masked_fill_(where, 0)
+            if which is not None:
+                where = where & which.repeat_interleave(self.sizes, output_size=len(self.flat))
+            torch.where(where, self.engine.flat_of(start), self.flat, out=self.flat)
 
     def _drawn(self, uniform: Tensor) -> Tensor:
         """Random numbers for all weights. On a CPU those that the plain code draws, whatever the order in memory."""

@@ -1,5 +1,6 @@
 """The methods of the paper, one file each. `METHODS` names them; adding one is adding an entry."""
 
+from petal.methods.asr import ASR
 from petal.methods.base import Adapter
 from petal.methods.bn import BatchNorm
 from petal.methods.cmf import CMF
@@ -15,6 +16,7 @@ from petal.methods.petta import PeTTA
 from petal.methods.pseudo_label import PseudoLabel
 from petal.methods.rates import FanIn
 from petal.methods.rdumb import RDumb
+from petal.methods.reservoir import Reservoir
 from petal.methods.rmt import RMT
 from petal.methods.roid import ROID
 from petal.methods.rotta import RoTTA
@@ -50,6 +52,7 @@ METHODS: dict[str, type[Adapter]] = {
 }
 
 __all__ = [
+    "ASR",
     "CMF",
     "CSTU",
     "EATA",
@@ -73,6 +76,7 @@ __all__ = [
     "Petal",
     "PseudoLabel",
     "RDumb",
+    "Reservoir",
     "RoTTA",
     "SmallBatch",
     "Source",

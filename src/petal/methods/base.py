@@ -2,7 +2,7 @@
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol, TypeVar
 
@@ -17,9 +17,9 @@ from petal.errors import ConfigError
 from petal.methods.card import Card
 from petal.methods.descent import Descent
 from petal.methods.describe import description
-from petal.methods.inputs import check_batch, check_number
+from petal.methods.inputs import check_batch, check_number, generator_of
 from petal.methods.network import Network, ViewSource, logits_of
-from petal.methods.rates import FanIn
+from petal.methods.rates import FanIn, adam
 from petal.methods.state import misfits, optimizer_state, optimizer_to_load
 from petal.norm import network_copy
 
@@ -27,11 +27,6 @@ OptimizerFactory = Callable[..., torch.optim.Optimizer]
 Rates = float | FanIn | Mapping[str, float]
 
 A = TypeVar("A", bound="Adapter")
-
-
-def adam(parameters: Iterable[Any], lr: float) -> torch.optim.Optimizer:
-    """The paper's optimizer: Adam with betas 0.9 and 0.999. The fused form needs no parameter-sized scratch."""
-    return torch.optim.Adam(parameters, lr=lr, fused=True)
 
 
 class Executor(Protocol):
@@ -98,7 +93,7 @@ class Adapter(nn.Module):
         if tensor.device.type == "meta":
             raise ConfigError("the network is on the meta device: give it weights first")
         self.device, self.dtype = tensor.device, tensor.dtype
-        self.generator = _generator(seed, self.device)
+        self.generator = generator_of(seed, self.device)
         self._seed = self.generator.get_state()
         self.views_used = False
         self.adapted: dict[str, nn.Parameter] = {}
@@ -129,6 +124,10 @@ class Adapter(nn.Module):
     def prediction(self, x: Tensor) -> Tensor:
         """Logits of a batch with the weights as they are; here the network's own."""
         return self.logits(self.model, x)
+
+    def corrected(self, logits: Tensor) -> Tensor:
+        """The answer to a batch, from what `step` or `prediction` gave: the same, unless a method corrects it by a prior."""
+        return logits
 
     # What a constructor says
 
@@ -266,7 +265,8 @@ class Adapter(nn.Module):
             plain = Descent(self.adapted, self.descent.optimizer, self.generator)
             descent = plain if executor is None else executor.descent
             assert descent is not None
-            descent.skipped, descent.restored = self.descent.skipped, self.descent.restored
+            for name in ("skipped", "restored", "standing"):
+                setattr(descent, name, getattr(self.descent, name))
             self.descent.clear()
             self.descent = descent
         self.executor, self._networks = executor, {}
@@ -280,14 +280,14 @@ class Adapter(nn.Module):
                 self._restart()
             for _ in range(self.steps):
                 logits = self._run(self.step, x)
-            return logits.detach()
+            return self.corrected(logits.detach())
 
     def predict(self, x: Tensor) -> Tensor:
         """Predict a batch with the weights as they are: what a call would return next, with nothing changed."""
         with self._guarded(x) as x, torch.no_grad():
             state, declared = self.generator.get_state(), self.snapshot()
             try:
-                return self._run(self.prediction, x)
+                return self.corrected(self._run(self.prediction, x))
             finally:
                 self.generator.set_state(state)
                 self.rewind(declared)
@@ -452,12 +452,3 @@ class Adapter(nn.Module):
                 if self.descent is not None:
                     self.descent.clear()
                 raise
-
-
-def _generator(seed: int | torch.Generator, device: torch.device) -> torch.Generator:
-    if isinstance(seed, torch.Generator):
-        if seed.device.type != device.type:
-            raise ConfigError(f"the generator is on {seed.device} and the network on {device}: they must be the same")
-        return seed
-    check_number("seed", seed, low=0, whole=True)
-    return torch.Generator(device).manual_seed(seed)

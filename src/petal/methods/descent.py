@@ -200,13 +200,19 @@ class PutBack:
 
 
 class Descent:
-    """Steps down a loss. What is not finite is not learned from, and counted in `skipped`."""
+    """Steps down a loss. What is not finite is not learned from, and counted in `skipped`.
+
+    `standing` are penalties of every step, after those that the step itself has: for what goes around a method. `made` says
+    of the last step whether it was made, by one boolean on the device.
+    """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, generator: torch.Generator):
         self.parameters, self.optimizer = dict(parameters), optimizer
         self.weights = self.whole = Weights(self.parameters, generator)
         self.skips = 0
         self.restored: Tensor | float = 0.0
+        self.standing: tuple[Penalty, ...] = ()
+        self.made: Tensor | None = None
         self._kept: list[Tensor] | None = None
 
     @property
@@ -226,7 +232,7 @@ class Descent:
         `when`, one boolean that may lie on the device, says whether there is anything to learn from: without it nothing
         moves, and nothing is counted. Returns one boolean on the device: true if the step was made.
         """
-        made = self.gradient(loss, penalties, when)
+        self.made = made = self.gradient(loss, (*penalties, *self.standing), when)
         self._put_back()
         self.finish(made, after)
         return made
@@ -293,13 +299,21 @@ class Descent:
             self._put_back()
 
     def restart(
-        self, start: Values, when: Tensor | bool = True, fresh: Callable[[], torch.optim.Optimizer] | None = None
+        self,
+        start: Values,
+        when: Tensor | bool = True,
+        fresh: Callable[[], torch.optim.Optimizer] | None = None,
+        which: Tensor | None = None,
     ) -> None:
-        """Where `when`, one boolean that may lie on the device, is true: weights as in `start`, and a `fresh` optimizer."""
+        """Where `when`, one boolean that may lie on the device, is true: weights as in `start`, and a `fresh` optimizer.
+
+        `which`, a boolean for each parameter in their order, says which ones go back; without it all do.
+        """
         if bool(when):
             with torch.no_grad():
-                for value, first in zip(self.whole.values, self.whole.like(start), strict=True):
-                    value.copy_(first)
+                rows = zip(self.weights.values, self.weights.like(start), strict=True)
+                for number, (value, first) in enumerate(rows):
+                    value.copy_(first if which is None else torch.where(which[number], first, value))
             self.optimizer = self.optimizer if fresh is None else fresh()
 
     def clear(self) -> None:

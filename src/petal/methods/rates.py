@@ -1,7 +1,8 @@
-"""Learning rates that follow from the shape of a tensor."""
+"""Learning rates that follow from the shape of a tensor, and the optimizer that has them by default."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -40,3 +41,8 @@ class FanIn:
 
     def __str__(self) -> str:
         return f"min({self.most:g}, {self.scale:g} / fan-in), vectors {self.vectors:g}"
+
+
+def adam(parameters: Iterable[Any], lr: float) -> torch.optim.Optimizer:
+    """The paper's optimizer: Adam with betas 0.9 and 0.999. The fused form needs no parameter-sized scratch."""
+    return torch.optim.Adam(parameters, lr=lr, fused=True)

@@ -9,14 +9,25 @@ from petal.methods.base import Adapter
 from petal.methods.descent import Values
 
 
-def restart(adapter: Adapter, start: Values, when: Tensor | bool = True, optimizer: bool = True) -> None:
+def restart(
+    adapter: Adapter, start: Values, when: Tensor | bool = True, optimizer: bool = True, which: Tensor | None = None
+) -> None:
     """Put the adapted weights back to `start`, and with `optimizer` its state too, where one boolean is true.
 
-    Nothing waits for it on a GPU. `start` is `adapter.origin()`, kept from the constructor on. Declared state and networks
-    that follow the weights are the method's own to put back.
+    Nothing waits for it on a GPU. `start` is `adapter.origin()`, kept from the constructor on. With `which`, a boolean for
+    each parameter in their order, the others keep their weights. Networks that follow the weights are the method's own to
+    put back, and declared state is put back by `forget`.
     """
     assert adapter.descent is not None, "a method that resets itself calls adapt() in its constructor"
-    adapter.descent.restart(start, when, adapter._fresh_optimizer if optimizer else None)
+    adapter.descent.restart(start, when, adapter._fresh_optimizer if optimizer else None, which)
+
+
+def forget(adapter: Adapter, when: Tensor) -> None:
+    """Put declared state back to how it began where one boolean is true; what began as None to zeros, which mean the same."""
+    for name, start in adapter._declared.items():
+        value = getattr(adapter, name)
+        if value is not None:
+            setattr(adapter, name, value.masked_fill(when, 0) if start is None else torch.where(when, start, value))
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,8 @@ class ROID(AffineAdapter):
         """Predict, then one step on the weighted losses."""
         logits = self.logits(self.model, x)
         with torch.no_grad():
-            mean = logits.new_full(logits.shape[1:], 1 / logits.shape[1]) if self.mean is None else self.mean
+            uniform = logits.new_full(logits.shape[1:], 1 / logits.shape[1])
+            mean = uniform if self.mean is None else torch.where(self.mean.any(), self.mean, uniform)
             weights, counts = certain_and_diverse(logits, mean, self.temperature)
             following = mean.lerp(logits.softmax(1).mean(0), 1 - self.momentum)
             if not self.weighting:
@@ -86,17 +87,13 @@ class ROID(AffineAdapter):
             loss = loss + (weights[which] * symmetric_cross_entropy(again, logits[which])).sum()
         made = self.descend(loss / (self.batch_size or len(x)), after=self.after())
         self.mean = torch.where(made, following, mean)
-        return self.answered(logits.detach())
+        return logits
 
     def after(self) -> list[After]:
         """Weight ensembling: the weights stay near the source's."""
         return [Pull(self.start, self.share)]
 
-    def prediction(self, x: Tensor) -> Tensor:
-        """The network's logits, with the prior of the batch."""
-        return self.answered(self.logits(self.model, x))
-
-    def answered(self, logits: Tensor) -> Tensor:
+    def corrected(self, logits: Tensor) -> Tensor:
         """Logits with the prior of their batch, in the form asked for."""
         if self.answer == "logits":
             return logits

@@ -52,7 +52,7 @@ class SmallBatch(Wrapper):
         own: float = 0.1,
     ) -> None:
         super().__init__(adapter)
-        if isinstance(adapter, Wrapper):
+        if isinstance(adapter, Wrapper) and not adapter.inner:
             raise ConfigError(f"SmallBatch goes directly around a method; {adapter.kind} is wrapped already: swap the two")
         if adapter.alone:
             raise ConfigError(f"SmallBatch makes no sense around {adapter.kind}: {adapter.alone}")

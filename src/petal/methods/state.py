@@ -7,13 +7,17 @@ import torch
 from torch import Tensor, nn
 
 
+def optimizer_values(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Any]:
+    """What it has for each parameter, themselves and no copies, as <parameter>.<key>."""
+    held = {name: optimizer.state.get(parameter, {}) for name, parameter in parameters.items()}
+    return {f"{name}.{key}": value for name, kept in held.items() for key, value in kept.items() if value is not None}
+
+
 def optimizer_state(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     """Copies of its state as flat tensors: optimizer.state.<parameter>.<key> and optimizer.group.<number>.<key>."""
     state: dict[str, Tensor] = {}
-    for name, parameter in parameters.items():
-        for key, value in optimizer.state.get(parameter, {}).items():
-            if value is not None:
-                state[f"optimizer.state.{name}.{key}"] = torch.as_tensor(value).detach().clone()
+    for key, value in optimizer_values(optimizer, parameters).items():
+        state[f"optimizer.state.{key}"] = torch.as_tensor(value).detach().clone()
     for number, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):

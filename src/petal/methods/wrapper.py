@@ -1,8 +1,10 @@
 """What goes around a method: an adapter that hands on to another one all it does not do itself."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from copy import deepcopy
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from petal.errors import ConfigError
@@ -20,6 +22,7 @@ class Wrapper(Adapter):
 
     adapter: Adapter
     prefix: str
+    inner: ClassVar[bool] = False       # part of how the method learns: `SmallBatch` may go around it
 
     def __init__(self, adapter: Adapter) -> None:
         nn.Module.__init__(self)
@@ -56,6 +59,18 @@ class Wrapper(Adapter):
     def step(self, x: Tensor) -> Tensor:
         """One step of the method inside."""
         return self.adapter.step(x)
+
+    def corrected(self, logits: Tensor) -> Tensor:
+        """The answer as the method inside corrects it."""
+        return self.adapter.corrected(logits)
+
+    def snapshot(self) -> dict[str, Tensor | None]:
+        """Copies of the declared state of the method inside."""
+        return self.adapter.snapshot()
+
+    def rewind(self, snapshot: Mapping[str, Tensor | None]) -> None:
+        """Put the declared state of the method inside back."""
+        self.adapter.rewind(snapshot)
 
     def predict(self, x: Tensor) -> Tensor:
         """Predict a batch with the weights as they are."""
@@ -119,3 +134,26 @@ class Wrapper(Adapter):
 
     def reset_own(self) -> None:
         """Back to the state after construction."""
+
+
+def check_learner(wrapper: str, adapter: Adapter) -> None:
+    """Raise a ConfigError unless all that a method learns is in the weights that adapt, its optimizer and declared state."""
+    reasons = {
+        "it is wrapped already: go directly around the method": isinstance(adapter, Wrapper),
+        "it adapts nothing": not adapter.adapted,
+        f"it keeps networks that follow the weights ({', '.join(adapter._following)})": bool(adapter._following),
+        "its running statistics move": bool(adapter._buffers_start),
+        "it forgets everything with every batch (episodic)": adapter.episodic,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ConfigError(f"{wrapper} makes no sense around {adapter.kind}: {reason}")
+
+
+def beginning(adapter: Adapter) -> nn.Module:
+    """The network as it was after construction, frozen; what does not adapt is shared with the adapter's own."""
+    memo: dict[int, object] = {id(t): t for t in (*adapter.model.parameters(), *adapter.model.buffers())}
+    for name, value in adapter.origin().items():
+        memo[id(adapter.adapted[name])] = nn.Parameter(value, requires_grad=False)
+    with torch.inference_mode(False):
+        return deepcopy(adapter.model, memo)
