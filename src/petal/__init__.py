@@ -2,7 +2,7 @@
 
 from petal import checks, data, models
 from petal._version import __version__
-from petal.augment import Jitter, Views
+from petal.augment import AugMix, Jitter, Views
 from petal.checkpoint import Checkpoints, load, save
 from petal.collect import collect_statistics
 from petal.corruptions import CORRUPTIONS, VALIDATION_CORRUPTIONS, corrupt
@@ -25,6 +25,7 @@ from petal.methods import (
     EATA,
     ETA,
     LAME,
+    MEMO,
     METHODS,
     NOTE,
     RMT,
@@ -59,6 +60,7 @@ __all__ = [
     "EATA",
     "ETA",
     "LAME",
+    "MEMO",
     "METHODS",
     "NOTE",
     "RMT",
@@ -69,6 +71,7 @@ __all__ = [
     "VALIDATION_CORRUPTIONS",
     "Adapter",
     "Alarm",
+    "AugMix",
     "BatchNorm",
     "Checkpoints",
     "CoTTA",
