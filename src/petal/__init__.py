@@ -2,7 +2,7 @@
 
 from petal import checks, data, models
 from petal._version import __version__
-from petal.augment import Jitter, Views
+from petal.augment import AugMix, Jitter, Views
 from petal.calls import with_output
 from petal.checkpoint import Checkpoints, load, save
 from petal.collect import collect_statistics
@@ -27,6 +27,7 @@ from petal.methods import (
     EATA,
     ETA,
     LAME,
+    MEMO,
     METHODS,
     NOTE,
     RMT,
@@ -63,6 +64,7 @@ __all__ = [
     "EATA",
     "ETA",
     "LAME",
+    "MEMO",
     "METHODS",
     "NOTE",
     "RMT",
@@ -73,6 +75,7 @@ __all__ = [
     "VALIDATION_CORRUPTIONS",
     "Adapter",
     "Alarm",
+    "AugMix",
     "BatchNorm",
     "Checkpoints",
     "CoTTA",

@@ -1,8 +1,10 @@
 """The K views of a batch: the augmentation of the released code as batched torch code, for any image size and device.
 
-In this order, on images in [0, 1]: clip; brightness, contrast, saturation, hue and gamma in random order; edge padding,
-rotation, translation and scaling, bilinear; a 5-pixel Gaussian blur; centre crop; horizontal flip; noise; clip. Padding,
-affine map, flip and crop are one resampling pass, since sampling with repeated edge pixels needs no padded image.
+`Views`, in this order, on images in [0, 1]: clip; brightness, contrast, saturation, hue and gamma in random order; edge
+padding, rotation, translation and scaling, bilinear; a 5-pixel Gaussian blur; centre crop; horizontal flip; noise; clip.
+Padding, affine map, flip and crop are one resampling pass, since sampling with repeated edge pixels needs no padded image.
+
+`Jitter` is for inputs of any kind, `AugMix` for methods that ask for views that are far from each other.
 """
 
 import math
@@ -197,6 +199,124 @@ class Jitter:
         return x + self.share * x.std(0, correction=0, keepdim=True) * noise
 
 
+OPERATIONS = 9      # of AugMix: 4 that change values, 5 that move pixels
+MOVES = 6           # random numbers of an image before its chains: area, ratio, x, y, flip, and the share of the chains
+
+
+@dataclass(frozen=True)
+class AugMix:
+    """Mixes chains of operations, drawn for each image (Hendrycks et al., 2020): the views of MEMO.
+
+    An image is moved by up to `padding` pixels, or with `crop` a part of it, of a share of its area in this range, is drawn
+    as large as the image. It is flipped with probability `flip`. Then `width` chains of 1 to `depth` operations each are
+    averaged with random weights, and the average with the image. The operations are autocontrast, equalize, posterize,
+    solarize, rotation, and shear and translation in x and y, on 8-bit values and as strong as in public code, where
+    `severity` goes to 10 (MEMO: 1). Pixels from outside have the value `fill`.
+
+    >>> x = torch.rand(4, 3, 32, 32)
+    >>> AugMix()(x, generator=torch.Generator().manual_seed(0)).shape
+    torch.Size([4, 3, 32, 32])
+    """
+
+    severity: float = 1.0
+    width: int = 3
+    depth: int = 3
+    padding: int = 4
+    crop: tuple[float, float] | None = None
+    flip: float = 0.5
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        whole = all(isinstance(value, int) for value in (self.width, self.depth, self.padding))
+        if not (whole and self.width >= 1 and self.depth >= 1 and self.padding >= 0):
+            raise ConfigError(
+                "AugMix takes whole numbers, width and depth from 1 and padding from 0; got "
+                f"{self.width}, {self.depth}, {self.padding}"
+            )
+        if not (0.1 <= self.severity <= 10 and 0 <= self.flip <= 1 and 0 <= self.fill <= 1):
+            raise ConfigError(
+                f"AugMix takes severity in [0.1, 10], flip and fill in [0, 1]; got {self.severity}, {self.flip}, {self.fill}"
+            )
+        if self.crop is not None and not 0 < self.crop[0] <= self.crop[1] <= 1:
+            raise ConfigError(f"crop of AugMix is a range (low, high) of shares of the area, got {self.crop}")
+
+    def __call__(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """A view of each of the images [N, C, H, W] in [0, 1], C being 1 or 3."""
+        if x.dim() != 4 or x.shape[1] not in (1, 3):
+            shape = list(x.shape)
+            raise InputError(f"AugMix takes images [N, 3, H, W] or [N, 1, H, W], got {shape}: give an `augment` of your own")
+        count, each = len(x), 2 + 3 * self.depth
+        draws = torch.rand(count, MOVES + self.width * each, device=x.device, dtype=torch.float32, generator=generator)
+        full = in_full(x)
+        draws = draws.to(full.dtype)
+        begun = self.moved(full.clamp(0, 1), draws)
+        chains = draws[:, MOVES:].reshape(count * self.width, each)     # weight, length, and what each operation needs
+        out, length = begun.repeat_interleave(self.width, 0), 1 + (self.depth * chains[:, 1]).floor()
+        for number in range(self.depth):
+            changed = self.changed(out, *chains[:, 2 + 3 * number : 5 + 3 * number].unbind(1))
+            out = torch.where((number < length).view(-1, 1, 1, 1), changed, out)
+        weights = -chains[:, 0].clamp(1e-7, 1 - 1e-7).log().view(count, self.width, 1, 1, 1)    # Dirichlet, once normed
+        mixed = (out.view(count, self.width, *x.shape[1:]) * weights).sum(1) / weights.sum(1)
+        return torch.lerp(mixed, begun, draws[:, 5].view(-1, 1, 1, 1)).clamp(0, 1).to(x.dtype)
+
+    def moved(self, x: Tensor, draws: Tensor) -> Tensor:
+        """The images that the chains begin with: moved or cropped, and flipped."""
+        area, ratio, right, down, flip, _ = draws[:, :MOVES].unbind(1)
+        size = x.new_tensor([x.shape[3], x.shape[2]])
+        place = torch.stack([right, down], 1)                           # [N, 2], as all that follows: x and y
+        if self.crop is None:
+            part = torch.ones_like(place)
+            shift = ((2 * self.padding + 1) * place).floor().clamp(max=2 * self.padding) - self.padding
+        else:
+            area, ratio = self.crop[0] + (self.crop[1] - self.crop[0]) * area, (4 / 3) ** (2 * ratio - 1)
+            part = torch.stack([area * ratio, area / ratio], 1).sqrt().clamp(max=1)
+            shift = (place - 0.5) * (1 - part) * size
+        sign = torch.stack([1 - 2 * (flip < self.flip).to(x.dtype), torch.ones_like(flip)], 1)
+        affine = torch.cat([torch.diag_embed(part * sign), shift[:, :, None]], 2)
+        return self.resampled(x, affine)
+
+    def changed(self, x: Tensor, which: Tensor, level: Tensor, sign: Tensor) -> Tensor:
+        """Images after the operation that is drawn for each: its number, how strong it is, and which way it goes."""
+        which = (OPERATIONS * which).floor()
+        level = 0.1 + (self.severity - 0.1) * level
+        values = (255 * x).round().long().flatten(2)
+        table = self.table(values, which, level)
+        seen = table.gather(2, values).div(255).view(x.shape)
+        moved = self.resampled(x, self.affine(which - 4, level * torch.where(sign < 0.5, -1, 1), x.shape[-2:]))
+        return torch.where((which < 4).view(-1, 1, 1, 1), seen, moved)
+
+    def table(self, values: Tensor, which: Tensor, level: Tensor) -> Tensor:
+        """What autocontrast (0), equalize (1), posterize (2) or solarize (3) makes of the values 0 to 255: [N, C, 256]."""
+        i = torch.arange(256, device=level.device, dtype=level.dtype)
+        which, level = which[:, None, None], level[:, None, None]
+        low, high = (bound[..., None].to(level.dtype) for bound in (values.amin(2), values.amax(2)))
+        contrasted = torch.where(high > low, ((i - low) * 255 / (high - low).clamp(min=1)).floor().clamp(0, 255), i)
+        counts = torch.zeros(*values.shape[:2], 256, device=level.device, dtype=level.dtype)
+        counts.scatter_add_(2, values, torch.ones_like(values, dtype=level.dtype))
+        step = ((values.shape[2] - counts.gather(2, values.amax(2, keepdim=True))) / 255).floor()
+        below = counts.cumsum(2) - counts
+        equal = torch.where(step > 0, ((below + (step / 2).floor()) / step.clamp(min=1)).floor().clamp(max=255), i)
+        coarse = 2.0 ** (4 + (0.4 * level).floor())
+        posterized = (i / coarse).floor() * coarse
+        solarized = torch.where(i < 256 - (25.6 * level).floor(), i, 255 - i)
+        first = torch.where(which == 0, contrasted, equal)
+        return torch.where(which < 2, first, torch.where(which == 2, posterized, solarized))
+
+    def affine(self, which: Tensor, level: Tensor, size: torch.Size) -> Tensor:
+        """The map of rotation (0), shear in x (1) and y (2), translation in x (3) and y (4) from output to input pixels."""
+        height, width = size
+        angle = torch.deg2rad(torch.where(which == 0, (3 * level).trunc(), 0))
+        shear_x, shear_y = (torch.where(which == number, 0.03 * level, 0) for number in (1, 2))
+        right = torch.where(which == 3, (level * width / 30).trunc(), shear_x * height / 2)    # shear keeps the upper left
+        down = torch.where(which == 4, (level * height / 30).trunc(), shear_y * width / 2)
+        rows = [[angle.cos(), shear_x - angle.sin(), right], [shear_y + angle.sin(), angle.cos(), down]]
+        return torch.stack([torch.stack(row, 1) for row in rows], 1)
+
+    def resampled(self, x: Tensor, affine: Tensor) -> Tensor:
+        """The images at affine positions; pixels from outside have the value `fill`."""
+        return resample(x - self.fill, affine, 0, outside="zeros") + self.fill
+
+
 def in_full(x: Tensor) -> Tensor:
     """Images in float32 where they are in half precision."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # half has too few bits for positions
@@ -282,12 +402,12 @@ def positions(affine: Tensor, size: torch.Size, margin: int) -> Tensor:
     return a[:, :, 0] * xs + a[:, :, 1] * ys[:, None] + a[:, :, 2]
 
 
-def resample(x: Tensor, affine: Tensor, margin: int) -> Tensor:
-    """Sample `x` bilinearly at affine positions, with a margin of extra pixels all around; edge pixels repeat."""
+def resample(x: Tensor, affine: Tensor, margin: int, outside: str = "border") -> Tensor:
+    """Sample `x` bilinearly at affine positions, with a margin of extra pixels all around; edges repeat, or are "zeros"."""
     count, _, height, width = x.shape
     at = positions(affine, x.shape[-2:], margin)
     grid = torch.stack([at[:, 0] * (2 / width), at[:, 1] * (2 / height)], -1)
-    return F.grid_sample(x, grid.expand(count, -1, -1, -1), "bilinear", "border", align_corners=False)
+    return F.grid_sample(x, grid.expand(count, -1, -1, -1), "bilinear", outside, align_corners=False)
 
 
 def blur(x: Tensor, weights: Tensor) -> Tensor:

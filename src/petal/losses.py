@@ -3,6 +3,8 @@
 Entropy and cross-entropies are in `petal.functional`.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -65,6 +67,16 @@ def contrastive(views: Tensor, temperature: float) -> Tensor:
     sample = torch.eye(samples, dtype=torch.bool, device=z.device).repeat(count, count)
     log_p = (z @ z.T / temperature).masked_fill(itself, -torch.inf).log_softmax(1)
     return -log_p.masked_fill(itself | ~sample, 0).sum(1).mean() / (count - 1)
+
+
+def marginal_entropy(logits: Tensor) -> Tensor:
+    """Entropy of the mean prediction over views [V, C] of one image: the loss of MEMO.
+
+    >>> marginal_entropy(100 * torch.eye(2)), marginal_entropy(torch.zeros(5, 2))
+    (tensor(0.6931), tensor(0.6931))
+    """
+    log_p = logits.log_softmax(1).logsumexp(0) - math.log(len(logits))
+    return -(log_p.exp() * log_p).sum()
 
 
 def nearest(features: Tensor, prototypes: Tensor, there: Tensor) -> Tensor:

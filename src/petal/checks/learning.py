@@ -15,6 +15,7 @@ from petal.checks.suite import (
     Subject,
     at_once,
     check,
+    goes_on_from_batch_to_batch,
     layers,
     require,
     require_meaning,
@@ -66,6 +67,7 @@ def weights_not_finite(subject: Subject) -> None:
     """Weights that are not finite spoil nothing else: once they are put right, it goes on."""
     subject.learning()
     adapter = subject.new()
+    goes_on_from_batch_to_batch(adapter)
     subject.run(adapter, 0, subject.some)
     with torch.no_grad():
         broken = next(reversed(adapter.adapted.values()))
@@ -97,6 +99,7 @@ def steps(subject: Subject) -> None:
     subject.option("steps")
     once, twice = subject.new(), subject.new(steps=2)
     at_once(once)
+    goes_on_from_batch_to_batch(once)
     x = images()
     torch.manual_seed(0)
     once(x)
@@ -144,6 +147,7 @@ def optimizer(subject: Subject) -> None:
     subject.run(adapter, 0, subject.some), subject.run(own, 0, subject.some)
     moved = any(not torch.equal(p, own.adapted[name]) for name, p in adapter.adapted.items())
     require(moved, "another optimizer leads to the same weights: take steps by self.descend(loss)")
+    goes_on_from_batch_to_batch(adapter)
     state = adapter.state_dict()
     expected = subject.run(adapter, 30, subject.some)
     other = subject.new(optimizer=sgd, lr=0.5)

@@ -213,6 +213,11 @@ def at_once(adapter: Adapter) -> None:
     require_meaning(not small, "the small-batch mode learns from its memory, at its own pace")
 
 
+def goes_on_from_batch_to_batch(adapter: Adapter) -> None:
+    """Not applicable to a method that begins every batch afresh, even if nobody asks for it."""
+    require_meaning(not adapter.episodic, "every batch is an episode of its own")
+
+
 def _where(error: Exception) -> str:
     """The last line of the user's own code in a traceback."""
     packages = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))

@@ -9,6 +9,7 @@ from petal.methods.deyo import DeYO
 from petal.methods.eata import EATA
 from petal.methods.eta import ETA
 from petal.methods.lame import LAME
+from petal.methods.memo import MEMO
 from petal.methods.memory import CSTU, PBRS, Memory
 from petal.methods.note import NOTE
 from petal.methods.petal import Petal
@@ -49,6 +50,7 @@ METHODS: dict[str, type[Adapter]] = {
     "note": NOTE,
     "petta": PeTTA,
     "lame": LAME,
+    "memo": MEMO,
 }
 
 __all__ = [
@@ -58,6 +60,7 @@ __all__ = [
     "EATA",
     "ETA",
     "LAME",
+    "MEMO",
     "METHODS",
     "NOTE",
     "PBRS",

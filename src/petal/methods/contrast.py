@@ -5,15 +5,16 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from petal.errors import ConfigError
 from petal.losses import contrastive, nearest
 from petal.methods.base import Adapter
 from petal.methods.inputs import check_number
-from petal.norm import affine_parameters
+from petal.norm import AFFINE_LAYERS, affine_parameters
 from petal.statistics import SourceStatistics
 
-ADAPTS = ("weights", "norm", "all")
+ADAPTS = ("weights", "conv", "norm", "all")
 
 
 class Contrast:
@@ -73,8 +74,14 @@ def head(adapter: Adapter, name: str, value: Tensor) -> dict[str, nn.Parameter]:
 
 
 def chosen(model: nn.Module, adapts: str) -> dict[str, nn.Parameter]:
-    """Parameters by name: those called weight and bias, which the field's code trains, of normalisation layers, or all."""
+    """Parameters by name: those called weight and bias, which the field's code trains, of which layers, or all."""
     if adapts == "norm":
         return affine_parameters(model)
     known = dict(model.named_parameters())
-    return known if adapts == "all" else {n: p for n, p in known.items() if n.rpartition(".")[2] in ("weight", "bias")}
+    if adapts == "all":
+        return known
+    known = {name: parameter for name, parameter in known.items() if name.rpartition(".")[2] in ("weight", "bias")}
+    if adapts == "weights":
+        return known
+    layers = {name for name, layer in model.named_modules() if isinstance(layer, (*AFFINE_LAYERS, _ConvNd))}
+    return {name: parameter for name, parameter in known.items() if name.rpartition(".")[0] in layers}

@@ -23,7 +23,7 @@ class SelfTraining(Adapter):
 
     `answer` "own" is the sum of their logits, as in the released codes: twice as sure as one network. "calibrated" is the
     mean, which ranks classes the same, and "logits" the student's. `adapts` is "weights" (parameters called weight and bias,
-    as those codes have it), "norm" or "all".
+    as those codes have it), "conv" (of these, those of convolutions and normalisation layers), "norm" or "all".
     """
 
     teacher: nn.Module

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from petal.augment import AugMix
 from petal.methods import METHODS
 from petal.recipes.published import Recipe
 from petal.recipes.row import Row
@@ -22,6 +23,8 @@ def field(recipe: Recipe) -> list[Row]:
     affine: dict[str, Any] = {"lr": recipe.affine_lr, "optimizer": recipe.affine_optimizer}
     like = by_benchmark(0.4, 0.1, 0.05)                                # EATA's threshold of similarity
     momentum = SGD(momentum=0.9)                                        # SAR's optimizer everywhere, in all released code
+    whole: dict[str, Any] = {"lr": recipe.lr, "optimizer": recipe.optimizer, "augment": recipe.augment}
+    flip = 0.5 if recipe.augment is None else recipe.augment.flip
     calibrated = {"answer": "calibrated"}       # what NLL, Brier score and calibration error compare
     return [
         _row("eta", **affine, similarity=like),
@@ -39,6 +42,11 @@ def field(recipe: Recipe) -> list[Row]:
         _row("cmf", **affine),
         _variant("roid-calibrated", _row("roid", **affine), calibrated),
         _variant("cmf-calibrated", _row("cmf", **affine), calibrated),
+        _row("rmt", **whole),
+        _row("santa", **whole),
+        _variant("rmt-calibrated", _row("rmt", **whole), calibrated),
+        _row("memo", lr=by_benchmark(5e-3, 5e-3, 2.5e-4), views=by_benchmark(32, 32, 64),
+             augment=AugMix(flip=flip, crop=by_benchmark(None, None, (0.08, 1.0)))),
         _row("rotta", augment=recipe.augment),
         _row("lame"),
         _row("note"),

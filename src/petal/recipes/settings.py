@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin
 import torch
 from torch import nn
 
-from petal.augment import Jitter, Views
+from petal.augment import AugMix, Jitter, Views
 from petal.destroy import Occlusion, Patches, Pixels
 from petal.errors import ConfigError, PetalError
 from petal.methods import METHODS, Adapter, FanIn
@@ -48,10 +48,10 @@ class Adam:
 
 
 VALUES: dict[str, type] = {
-    kind.__name__: kind for kind in (Fisher, Stochastic, Views, Jitter, SGD, Adam, FanIn, Patches, Pixels, Occlusion)
+    kind.__name__: kind for kind in (Fisher, Stochastic, Views, Jitter, AugMix, SGD, Adam, FanIn, Patches, Pixels, Occlusion)
 }
 TAKES: dict[str, tuple[type, ...]] = {
-    "restore": (Fisher, Stochastic), "augment": (Views, Jitter), "optimizer": (SGD, Adam), "lr": (float, FanIn),
+    "restore": (Fisher, Stochastic), "augment": (Views, Jitter, AugMix), "optimizer": (SGD, Adam), "lr": (float, FanIn),
     "destroy": (Patches, Pixels, Occlusion),
 }  # fmt: skip
 FIXED = ("self", "model", "posterior", "statistics", "seed", "adapter")  # given by the run, not by the user
