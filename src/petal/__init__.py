@@ -4,7 +4,7 @@ from petal import checks, data, models
 from petal._version import __version__
 from petal.augment import Jitter, Views
 from petal.checkpoint import Checkpoints, load, save
-from petal.collect import collect_statistics
+from petal.collect import collect_statistics, fit_laplace
 from petal.corruptions import CORRUPTIONS, VALIDATION_CORRUPTIONS, corrupt
 from petal.data import open_dataset, streams
 from petal.engine import accelerate
@@ -39,6 +39,7 @@ from petal.methods import (
     FanIn,
     Petal,
     PeTTA,
+    PosteriorRates,
     PseudoLabel,
     RDumb,
     RoTTA,
@@ -47,7 +48,7 @@ from petal.methods import (
     Tent,
 )
 from petal.parallel import ParallelError, parallelize
-from petal.posterior import DiagonalGaussian
+from petal.posterior import DiagonalGaussian, LowRankGaussian, Posterior, load_posterior
 from petal.recommended import adapt
 from petal.restore import Fisher, Stochastic
 from petal.statistics import SourceStatistics
@@ -81,13 +82,16 @@ __all__ = [
     "Guard",
     "InputError",
     "Jitter",
+    "LowRankGaussian",
     "ModelError",
     "ParallelError",
     "PeTTA",
     "Petal",
     "PetalError",
     "PetalWarning",
+    "Posterior",
     "PosteriorError",
+    "PosteriorRates",
     "Prediction",
     "PseudoLabel",
     "RDumb",
@@ -110,9 +114,11 @@ __all__ = [
     "corrupt",
     "data",
     "evaluate",
+    "fit_laplace",
     "fit_swag",
     "iter_evaluate",
     "load",
+    "load_posterior",
     "models",
     "open_dataset",
     "parallelize",

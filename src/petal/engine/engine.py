@@ -24,7 +24,7 @@ from petal.methods import Adapter
 from petal.methods.descent import Values
 from petal.methods.inputs import not_finite
 from petal.methods.network import ViewSource
-from petal.posterior import DiagonalGaussian
+from petal.posterior import DiagonalGaussian, Gaussian
 
 log = logging.getLogger(__name__)
 
@@ -225,13 +225,14 @@ class Engine:
         self.rooms = [Room()]
 
     def _share_posterior(self) -> None:
-        """Let the posterior's mean be the source network's parameters themselves, and its variance one flat tensor."""
+        """Let a Gaussian's mean be the source network's parameters themselves, and variances one flat tensor."""
         posterior = getattr(self.adapter, "posterior", None)
         source = getattr(self.adapter, "source", None)
-        if isinstance(posterior, DiagonalGaussian) and source in self._members:
-            mean = {name: p.detach() for name, p in source.named_parameters()}
-            views = self.layout.views(self.layout.pack(posterior.var))
-            vars(self.adapter)["posterior"] = posterior.moved(mean, views)
+        if isinstance(posterior, Gaussian) and source in self._members:
+            groups = {"mean": {name: p.detach() for name, p in source.named_parameters()}}
+            if isinstance(posterior, DiagonalGaussian):         # whose penalty the sweep over flat tensors knows
+                groups["var"] = self.layout.views(self.layout.pack(posterior.var))
+            vars(self.adapter)["posterior"] = posterior.moved(**groups)
 
 
 class Flag:
