@@ -14,7 +14,7 @@ QUANTILE = 0.05         # CoTTA's, section A of its supplement
 @torch.no_grad()
 def source_confidence(
     model: nn.Module,
-    loader: Iterable[Sequence[Tensor]],
+    loader: Iterable[Tensor | Sequence[Tensor]],
     parameters: Mapping[str, Tensor] | None = None,
     images: int = 10_000,
 ) -> float | None:
@@ -28,7 +28,8 @@ def source_confidence(
         network.get_parameter(name).copy_(value)
     like = next(network.parameters())
     found: list[Tensor] = []
-    for x, *_ in loader:
+    for batch in loader:
+        x = batch if isinstance(batch, Tensor) else batch[0]
         if found and len(x) < len(found[0]):
             break
         found.append(F.confidence(network(x.to(like))))
