@@ -5,7 +5,7 @@ from petal._version import __version__
 from petal.augment import AugMix, Jitter, Views
 from petal.calls import with_output
 from petal.checkpoint import Checkpoints, load, save
-from petal.collect import collect_statistics
+from petal.collect import collect_statistics, fit_laplace
 from petal.corruptions import CORRUPTIONS, VALIDATION_CORRUPTIONS, corrupt
 from petal.data import open_dataset, streams
 from petal.engine import accelerate
@@ -42,6 +42,7 @@ from petal.methods import (
     FanIn,
     Petal,
     PeTTA,
+    PosteriorRates,
     PseudoLabel,
     RDumb,
     Reservoir,
@@ -51,7 +52,7 @@ from petal.methods import (
     Tent,
 )
 from petal.parallel import ParallelError, parallelize
-from petal.posterior import DiagonalGaussian
+from petal.posterior import DiagonalGaussian, LowRankGaussian, Posterior, load_posterior
 from petal.recommended import adapt
 from petal.restore import Fisher, Stochastic
 from petal.statistics import SourceStatistics
@@ -88,19 +89,22 @@ __all__ = [
     "Guard",
     "InputError",
     "Jitter",
+    "LowRankGaussian",
     "ModelError",
     "ParallelError",
     "PeTTA",
     "Petal",
     "PetalError",
     "PetalWarning",
+    "Posterior",
     "PosteriorError",
+    "PosteriorRates",
     "Prediction",
     "PseudoLabel",
     "RDumb",
     "Record",
-    "Result",
     "Reservoir",
+    "Result",
     "RoTTA",
     "Scores",
     "SmallBatch",
@@ -118,9 +122,11 @@ __all__ = [
     "corrupt",
     "data",
     "evaluate",
+    "fit_laplace",
     "fit_swag",
     "iter_evaluate",
     "load",
+    "load_posterior",
     "models",
     "open_dataset",
     "parallelize",

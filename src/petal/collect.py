@@ -1,7 +1,7 @@
-"""Source statistics of a network from source images."""
+"""Source statistics and a Laplace posterior of a network, from source images."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -14,6 +14,7 @@ from petal.methods.inputs import check_choice, check_number
 from petal.methods.network import Network, logits_of
 from petal.methods.style import LayerStyle, Style
 from petal.norm import affine_parameters, network_copy
+from petal.posterior import DiagonalGaussian, source_confidence
 from petal.statistics import PARTS, SourceStatistics
 
 
@@ -65,7 +66,8 @@ def collect_statistics(
             fisher = _fisher(network, _first(loader, fisher_images, network, "fisher", tell))
         if "styles" in wanted:
             network = network_copy(model, False)
-            found["styles"] = _styles(style or LayerStyle(network), _first(loader, sys.maxsize, network, "styles", tell), style_batches)
+            batches = _first(loader, sys.maxsize, network, "styles", tell)
+            found["styles"] = _styles(style or LayerStyle(network), batches, style_batches)
     return SourceStatistics(fisher, **found)
 
 
@@ -125,18 +127,71 @@ def _styles(style: Style, batches: Iterable[tuple[Tensor, Tensor | None]], most:
     return torch.stack(found)
 
 
+def fit_laplace(
+    model: nn.Module,
+    loader: Iterable[Any],
+    *,
+    images: int = 2_000,
+    size: int | None = None,
+    prior_precision: float = 1.0,
+    damping: float = 0.0,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> DiagonalGaussian:
+    """A diagonal Laplace approximation around a trained network, from source images; it needs no labels.
+
+    The variance is 1 / (size · F + prior_precision) (Ritter et al., 2018), where F is the diagonal Fisher information of an
+    image, estimated from the first so many `images`, and `size` how many the network was trained on (default: `images`).
+    With labels that the network itself would draw, gradients of different images are independent and of mean zero: so the
+    squared gradient of a batch's sum estimates the sum of squared gradients without bias, by one gradient a batch.
+    """
+    check_number("images", images, low=1, whole=True)
+    check_number("prior_precision", prior_precision, low=0)
+    if size is not None:
+        check_number("size", size, low=1, whole=True)
+    with torch.inference_mode(False):
+        network = network_copy(model, False)
+        parameters = dict(network.named_parameters())
+        generator = torch.Generator(next(network.parameters()).device).manual_seed(seed)
+        total, count = [torch.zeros_like(value) for value in parameters.values()], 0
+        batches = _first(loader, images, network, "laplace", lambda _, seen: progress(seen) if progress else None)
+
+        def drawn(probabilities: Tensor) -> Tensor:
+            return probabilities.multinomial(1, generator=generator)[:, 0]
+
+        for number, gradients in _gradients(network, parameters, batches, drawn):
+            torch._foreach_addcmul_(total, gradients, gradients, value=float(number) ** 2)
+            count += number
+        share = (size or count) / count
+        var = {name: 1 / (value * share + prior_precision) for name, value in zip(parameters, total, strict=True)}
+        return DiagonalGaussian(
+            {name: value.detach() for name, value in parameters.items()}, var, damping=damping,
+            buffers=dict(network.named_buffers()), confidence=source_confidence(model, loader),
+        )  # fmt: skip
+
+
 def _fisher(network: nn.Module, batches: Iterable[tuple[Tensor, Tensor | None]]) -> dict[str, Tensor]:
     parameters = affine_parameters(network)
     if not parameters:
         raise StatisticsError("the Fisher information is of normalisation layers, and this network has none")
-    values = [parameter.requires_grad_(True) for parameter in parameters.values()]
-    total = [torch.zeros_like(value) for value in values]
+    total = [torch.zeros_like(value) for value in parameters.values()]
     count = 0
-    for x, _ in batches:
-        with torch.enable_grad():
-            logits = logits_of(network, x)
-            loss = nn.functional.cross_entropy(logits, logits.detach().argmax(1))
-            gradients = torch.autograd.grad(loss, values, materialize_grads=True)
+    for _, gradients in _gradients(network, parameters, batches, lambda probabilities: probabilities.argmax(1)):
         torch._foreach_addcmul_(total, gradients, gradients)
         count += 1
     return {name: value / count for name, value in zip(parameters, total, strict=True)}
+
+
+def _gradients(
+    network: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    batches: Iterable[tuple[Tensor, Tensor | None]],
+    labels: Callable[[Tensor], Tensor],
+) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+    """The gradient of each batch's mean cross-entropy on labels made of the network's own probabilities."""
+    values = [parameter.requires_grad_(True) for parameter in parameters.values()]
+    for x, _ in batches:
+        with torch.enable_grad():
+            logits = logits_of(network, x)
+            loss = nn.functional.cross_entropy(logits, labels(logits.detach().softmax(1)))
+            yield len(x), torch.autograd.grad(loss, values, materialize_grads=True)

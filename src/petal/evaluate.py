@@ -15,7 +15,6 @@ from petal.errors import ConfigError, DataError
 from petal.methods import Adapter
 from petal.metrics import BINS, SCORES
 
-
 STREAM = "stream"       # the domain of batches that name none
 
 

@@ -14,7 +14,7 @@ from petal.guard import Guard
 from petal.methods import Adapter, FanIn, Petal
 from petal.methods.base import Rates
 from petal.norm import batch_norms
-from petal.posterior import DiagonalGaussian
+from petal.posterior import Posterior
 
 WARMUP = 50                                         # steps of the teacher's first window
 WITHOUT_BATCH_NORM = FanIn(3.45, 3e-3, 9e-4)        # three times the usual: no statistics of the batch do part of the work
@@ -38,7 +38,7 @@ def flagship(augment: Augment | None = None) -> dict[str, Any]:
 
 def adapt(
     model: nn.Module,
-    posterior: DiagonalGaussian | None = None,
+    posterior: Posterior | None = None,
     *,
     flip: bool = True,
     colour: bool = True,

@@ -1,7 +1,8 @@
-"""Fitting the source posterior along the path of SGD (SWAG-diagonal)."""
+"""Fitting the source posterior along the path of SGD (SWAG, Maddox et al., 2019)."""
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from petal._random import random_state, set_random_state
 from petal.calls import called, check_batch, check_logits, inputs_and_labels, logits_in, moved, with_output
 from petal.errors import PosteriorError
 from petal.norm import batch_norms, unwrapped
-from petal.posterior import DiagonalGaussian
+from petal.posterior import DiagonalGaussian, LowRankGaussian, source_confidence
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,7 @@ def fit_swag(
     momentum: float = 0.9,
     weight_decay: float = 0.0,
     snapshots_per_epoch: int = 1,
+    rank: int | None = None,
     train_batch_norm: bool = False,
     damping: float = 1e-6,
     autocast: torch.dtype | None = None,
@@ -103,9 +105,11 @@ def fit_swag(
     on_snapshot: Callable[[dict[str, Tensor]], None] | None = None,
     on_epoch: Callable[[int, dict[str, Tensor]], None] | None = None,
     state: Mapping[str, Tensor] | None = None,
-    output: Callable[[Any], Any] | None = None,
-) -> DiagonalGaussian:
+) -> DiagonalGaussian | LowRankGaussian:
     """Fit SWAG-diagonal: continue the training of a copy of `model` by SGD and take the moments of its path.
+
+    With a `rank` K it is SWAG: half the variance, and as factors the deviations of the last K snapshots from the mean,
+    divided by sqrt(2 (K - 1)).
 
     Defaults are the paper's for CIFAR; for ImageNet it uses epochs=2, snapshots_per_epoch=4, lr=1e-4. `loader` is any
     iterable of (images [N, ...], labels [N]) that can be iterated `epochs` times; of dicts with `labels` too, and inputs may
@@ -115,7 +119,7 @@ def fit_swag(
     recomputed for the mean by a pass over the loader. `autocast` is a dtype for mixed precision. `progress` is called
     after every batch, `on_snapshot` with the parameters of every snapshot, `on_epoch` after every epoch with its number and
     a state of flat tensors. Given that `state`, the same arguments, and a loader that continues with the next epoch, the fit
-    continues from there exactly.
+    continues from there exactly. At the end the loader is run through once more, for how sure the mean is of these images.
     """
     for name, value in (("epochs", epochs), ("snapshots_per_epoch", snapshots_per_epoch)):
         if value < 1:
@@ -129,6 +133,10 @@ def fit_swag(
         raise PosteriorError(f"{snapshots_per_epoch} snapshots per epoch do not fit into {batches} batches per epoch")
 
     model = unwrapped(model) if output is None else with_output(model, output)
+    total = epochs * snapshots_per_epoch
+    if rank is not None and not 2 <= rank <= total:
+        raise PosteriorError(f"rank is from 2 to the number of snapshots, {total}; got {rank}")
+
     network = deepcopy(model).requires_grad_(True).train()
     if not train_batch_norm:
         for _, layer in batch_norms(network):
@@ -139,15 +147,17 @@ def fit_swag(
     like = next(iter(parameters.values()))
     device = like.device
     optimizer = torch.optim.SGD(parameters.values(), lr=lr, momentum=momentum, weight_decay=weight_decay)
-    moments = Moments()
+    moments, path = Moments(), deque[dict[str, Tensor]](maxlen=rank or 0)
     due = set(snapshot_batches(batches, snapshots_per_epoch)) if batches is not None else set()
 
     def snapshot() -> None:
         moments.add(parameters)
+        if rank is not None:
+            path.append({name: p.detach().clone() for name, p in parameters.items()})
         if on_snapshot is not None:
             on_snapshot({name: p.detach().clone() for name, p in parameters.items()})
 
-    done = 0 if state is None else _continue_swag(state, network, optimizer, moments)
+    done = 0 if state is None else _continue_swag(state, network, optimizer, moments, path)
     for epoch in range(done + 1, epochs + 1):
         number = 0
         for number, batch in enumerate(loader, start=1):
@@ -175,25 +185,32 @@ def fit_swag(
             raise PosteriorError(f"the loader says that it has {batches} batches and gave {number} in epoch {epoch}")
         log.debug("swag epoch %d of %d done, %d snapshots", epoch, epochs, moments.count)
         if on_epoch is not None:
-            on_epoch(epoch, _swag_state(epoch, network, optimizer, moments))
+            on_epoch(epoch, _swag_state(epoch, network, optimizer, moments, path))
 
     dtypes = {name: value.dtype for name, value in model.named_parameters()}
     mean = {name: value.to(dtypes[name]) for name, value in moments.mean().items()}
     var = {name: value.to(dtypes[name]) for name, value in moments.var().items()}
+    with torch.no_grad():
+        for name, p in parameters.items():
+            p.copy_(mean[name])
     if train_batch_norm:
-        with torch.no_grad():
-            for name, p in parameters.items():
-                p.copy_(mean[name])
         batches_again = (_inputs_and_labels(batch, like, "a batch")[0] for batch in loader)
         torch.optim.swa_utils.update_bn(batches_again, _Called(network))
         counts = [layer.num_batches_tracked for _, layer in batch_norms(network) if layer.num_batches_tracked is not None]
         if counts and not any(counts):
             raise PosteriorError("the loader gave no batches for the mean's batch-norm statistics: it runs only once")
-    return DiagonalGaussian(mean, var, damping=damping, buffers=dict(network.named_buffers()))
+    about: dict[str, Any] = {"damping": damping, "buffers": dict(network.named_buffers())}
+    about["confidence"] = source_confidence(network, loader)
+    if rank is None:
+        return DiagonalGaussian(mean, var, **about)
+    scale = (2 * (rank - 1)) ** -0.5
+    exact = moments.mean()
+    factors = {n: torch.stack([(point[n].double() - exact[n]) * scale for point in path]).to(m) for n, m in mean.items()}
+    return LowRankGaussian(mean, {name: value / 2 for name, value in var.items()}, factors=factors, **about)
 
 
 def _swag_state(
-    epoch: int, network: nn.Module, optimizer: torch.optim.Optimizer, moments: Moments
+    epoch: int, network: nn.Module, optimizer: torch.optim.Optimizer, moments: Moments, path: Iterable[Mapping[str, Tensor]]
 ) -> dict[str, Tensor]:
     """Everything that a fit has changed so far, torch's random numbers included: dropout uses them."""
     tensors = {f"network.{name}": value.detach() for name, value in network.state_dict().items()}
@@ -202,12 +219,15 @@ def _swag_state(
         momentum = optimizer.state.get(parameter, {}).get("momentum_buffer")
         if momentum is not None:
             tensors[f"momentum.{name}"] = momentum
+    for number, point in enumerate(path):
+        tensors |= {f"path.{number}.{name}": value for name, value in point.items()}
     return tensors | random_state() | {"epoch": torch.tensor(epoch)}
 
 
 def _continue_swag(
-    state: Mapping[str, Tensor], network: nn.Module, optimizer: torch.optim.Optimizer, moments: Moments
-) -> int:
+    state: Mapping[str, Tensor], network: nn.Module, optimizer: torch.optim.Optimizer, moments: Moments,
+    path: deque[dict[str, Tensor]],
+) -> int:  # fmt: skip
     """Put everything where `_swag_state` found it; returns the number of epochs done."""
 
     def part(prefix: str) -> dict[str, Tensor]:
@@ -217,6 +237,9 @@ def _continue_swag(
     try:
         network.load_state_dict(part("network."))
         moments.load_state_dict({key: value.to(device) for key, value in part("moments.").items()})
+        for number in range(min(moments.count, path.maxlen or 0)):
+            point = part(f"path.{number}.")
+            path.append({name: point[name].to(p) for name, p in network.named_parameters()})
         momentum = part("momentum.")
         for name, parameter in network.named_parameters():
             if name in momentum:

@@ -7,9 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import petal
-from methods.field import close, flat
-from methods.golden import OPTIMIZERS, augment, fast, read, small
-from petal.errors import ConfigError, StatisticsError
+from methods.field import close
+from methods.golden import OPTIMIZERS, augment, read, small
 
 RATES = {"adam": 0.005, "sgd": 0.0003}
 ORDER = (0, 0, 0, 1, 1, 1, 0, 2, 2, 1, 0, 3, 3, 4, 1, 2, 0, 5, 4, 1, 0, 2, 3, 3, 0, 1, 2, 0, 4, 5, 0, 1, 3, 2)

@@ -15,7 +15,7 @@ from petal.methods.note import NOTE
 from petal.methods.petal import Petal
 from petal.methods.petta import PeTTA
 from petal.methods.pseudo_label import PseudoLabel
-from petal.methods.rates import FanIn
+from petal.methods.rates import FanIn, PosteriorRates
 from petal.methods.rdumb import RDumb
 from petal.methods.reservoir import Reservoir
 from petal.methods.rmt import RMT
@@ -77,6 +77,7 @@ __all__ = [
     "Memory",
     "PeTTA",
     "Petal",
+    "PosteriorRates",
     "PseudoLabel",
     "RDumb",
     "Reservoir",

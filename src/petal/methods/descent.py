@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from petal import functional as F
+from petal.posterior import Posterior
 from petal.restore import Restore
 
 Values = nn.Module | Mapping[str, Tensor]
@@ -89,6 +90,21 @@ class Gaussian:
         rows = zip(weights.gradients, weights.values, weights.like(self.mean), weights.like(self.var), strict=True)
         for gradient, value, mean, var in rows:
             gradient.addcdiv_(value - mean, var + self.damping, value=self.weight)
+
+
+@dataclass(frozen=True, eq=False)
+class Prior:
+    """-weight · log q(θ) of any posterior, by its score."""
+
+    posterior: Posterior
+    weight: float
+    elementwise = False
+
+    def add_(self, weights: Weights) -> None:
+        """-weight · ∇ log q(θ)."""
+        score = self.posterior.score(weights.parameters)
+        for name, gradient in zip(weights.parameters, weights.gradients, strict=True):
+            gradient.sub_(score[name], alpha=self.weight)
 
 
 @dataclass(frozen=True, eq=False)

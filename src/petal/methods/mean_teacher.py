@@ -18,7 +18,7 @@ from petal.restore import Restore
 
 CONSISTENCY = {"cross-entropy": F.cross_entropy, "symmetric": F.symmetric_cross_entropy}
 LEARN = {"plain": ("student",), "view": ("student-view",), "both": ("student", "student-view")}
-MEMBERS = ("teacher", "teacher-flip", "student", "student-flip")
+MEMBERS = ("teacher", "teacher-flip", "student", "student-flip", "samples")
 
 
 class MeanTeacher(Adapter):
@@ -90,9 +90,9 @@ class MeanTeacher(Adapter):
     def step(self, x: Tensor) -> Tensor:
         """Adapt(θ', θ, θ_0, B, q), Algorithm 2 of the PETAL paper."""
         by = Predictions(self, x)
+        answer = by.mean(self.answer)       # first, so that `prediction` draws the same random numbers
         target = by.mean(self.target)                                                           # l. 3-5
         losses = [self.consistency(by[student], target).mean() for student in self.students]    # l. 6-7
-        answer = by.mean(self.answer)
         made = self.descend(torch.stack(losses).sum(), self.penalties(), self.after())          # l. 10-15
         if self.warmup is not None:
             self.followed += made
@@ -118,6 +118,10 @@ class MeanTeacher(Adapter):
             views = ViewSource(x, self.augment, self.views, self.generator, self.sharing)
             average = self.network(self.teacher).over(views, self.average)
             return average if everywhere else torch.where(needed[:, None], average, self.logits(self.teacher, x))
+
+    def sampled(self, x: Tensor) -> Tensor:
+        """The member "samples": of a method that has a posterior."""
+        raise NotImplementedError
 
     def needs_views(self, x: Tensor) -> Tensor:
         """Which samples take the average over views: those the source is not sure of, one by one or all by the mean."""
@@ -182,6 +186,8 @@ class Predictions(dict[str, Tensor]):
         adapter, x = self.adapter, self.x
         if network == "teacher" and not change:
             return adapter.taught(x)
+        if network == "samples":
+            return adapter.sampled(x)
         if change == "view":
             x = adapter.augmented(x, adapter.augment)
         if change == "flip":

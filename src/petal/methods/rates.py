@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from petal.methods.inputs import check_number
+from petal.posterior import Posterior
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,25 @@ class FanIn:
         return f"min({self.most:g}, {self.scale:g} / fan-in), vectors {self.vectors:g}"
 
 
+@dataclass(frozen=True)
+class PosteriorRates:
+    """A rate for every tensor, given as `lr` to `Petal`: a `share` of the posterior's deviation in it, `most` at most.
+
+    The deviation is the root of the tensor's mean variance, without the damping: weights that the source's data leaves free
+    move faster. It was made to be compared with `FanIn` (docs/guides/flagship.md).
+    """
+
+    share: float = 0.1
+    most: float = 1e-3
+
+    def __post_init__(self) -> None:
+        for name in ("share", "most"):
+            check_number(f"{name} of PosteriorRates", getattr(self, name), low=0)
+
+    def rates(self, posterior: Posterior) -> dict[str, float]:
+        """The rates of parameters by their names."""
+        variance = posterior.variance()
+        return {name: min(self.most, self.share * float(v.double().mean()) ** 0.5) for name, v in variance.items()}
 def adam(parameters: Iterable[Any], lr: float) -> torch.optim.Optimizer:
     """The paper's optimizer: Adam with betas 0.9 and 0.999. The fused form needs no parameter-sized scratch."""
     return torch.optim.Adam(parameters, lr=lr, fused=True)

@@ -24,7 +24,7 @@ from petal.checkpoint import CheckpointError, digest, read_state, write_state
 from petal.collect import collect_statistics
 from petal.data import Dataset
 from petal.errors import ConfigError, DataError, ModelError
-from petal.posterior import DiagonalGaussian
+from petal.posterior import DiagonalGaussian, LowRankGaussian, Posterior
 from petal.recipes.provenance import described, versions
 from petal.recipes.published import FitSettings
 from petal.swag import FitProgress, fit_swag
@@ -224,8 +224,8 @@ def collect(
     *,
     path: Path | None = None,
     progress: Callable[[FitProgress], None] | None = None,
-) -> DiagonalGaussian:
-    """The network's SWAG-D posterior; `path` keeps the state after every epoch, and what it holds is continued."""
+) -> DiagonalGaussian | LowRankGaussian:
+    """The network's SWAG posterior; `path` keeps the state after every epoch, and what it holds is continued."""
     about = {**_about(settings, loader, swag=True), "network": digest(model.state_dict())}
     found = None if path is None else _unfinished(path, about, COLLECTING)
     loader.epoch = 0 if found is None else found[0]
@@ -240,6 +240,7 @@ def collect(
         epochs=settings.swag_epochs,
         lr=settings.swag_lr,
         snapshots_per_epoch=settings.swag_snapshots,
+        rank=settings.swag_rank,
         autocast=autocast_dtype(next(model.parameters()).device),
         progress=progress,
         on_epoch=keep,
@@ -368,7 +369,7 @@ def save_network(model: nn.Module, path: Path) -> None:
         raise ModelError(f"cannot write the network to {path}: {error}") from error
 
 
-def at_mean(model: nn.Module, q: DiagonalGaussian) -> nn.Module:
+def at_mean(model: nn.Module, q: Posterior) -> nn.Module:
     """A copy of the network at the posterior's mean."""
     copy = deepcopy(model)
     with torch.no_grad():

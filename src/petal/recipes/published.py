@@ -28,6 +28,7 @@ class FitSettings:
     swag_epochs: int = option(5, "Epochs of SWAG-D. The paper's: 5; ImageNet: 2.", low=1)
     swag_lr: float = option(8e-4, "Its learning rate. The paper's: 8e-4; ImageNet: 1e-4.")
     swag_snapshots: int = option(1, "Snapshots per epoch. The paper's: 1; ImageNet: 4.", low=1)
+    swag_rank: int | None = option(None, "Directions of a low-rank SWAG, two or more. Default: SWAG-diagonal.", low=2)
     swag_batch_size: int = option(128, "Images per batch of SWAG-D.", low=1)
     swag_augment: bool = option(False, "Crop and flip while collecting; the released code does not.")
 

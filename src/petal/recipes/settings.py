@@ -13,7 +13,7 @@ from torch import nn
 from petal.augment import AugMix, Jitter, Views
 from petal.destroy import Occlusion, Patches, Pixels
 from petal.errors import ConfigError, PetalError
-from petal.methods import METHODS, Adapter, FanIn
+from petal.methods import METHODS, Adapter, FanIn, PosteriorRates
 from petal.methods.describe import in_short
 from petal.recipes.names import unknown
 from petal.recipes.row import Row
@@ -48,11 +48,12 @@ class Adam:
 
 
 VALUES: dict[str, type] = {
-    kind.__name__: kind for kind in (Fisher, Stochastic, Views, Jitter, AugMix, SGD, Adam, FanIn, Patches, Pixels, Occlusion)
+    kind.__name__: kind
+    for kind in (Fisher, Stochastic, Views, Jitter, AugMix, SGD, Adam, FanIn, PosteriorRates, Patches, Pixels, Occlusion)
 }
 TAKES: dict[str, tuple[type, ...]] = {
-    "restore": (Fisher, Stochastic), "augment": (Views, Jitter, AugMix), "optimizer": (SGD, Adam), "lr": (float, FanIn),
-    "destroy": (Patches, Pixels, Occlusion),
+    "restore": (Fisher, Stochastic), "augment": (Views, Jitter, AugMix), "optimizer": (SGD, Adam),
+    "lr": (float, FanIn, PosteriorRates), "destroy": (Patches, Pixels, Occlusion),
 }  # fmt: skip
 FIXED = ("self", "model", "posterior", "statistics", "seed", "adapter")  # given by the run, not by the user
 
@@ -150,7 +151,7 @@ def checked(name: str, method: type[Adapter], option: str, text: str) -> Any:
         return value
     if float in kinds and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if str in kinds and not isinstance(value, str) and value is not None:
+    if str in kinds and float not in kinds and not isinstance(value, str) and value is not None:
         return text.strip()
     plain = tuple(k for k in kinds if isinstance(k, type))
     right = isinstance(value, plain) and not (isinstance(value, bool) and bool not in plain)

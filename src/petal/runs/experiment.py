@@ -18,7 +18,7 @@ from petal.methods import METHODS, Adapter
 from petal.methods.mean_teacher import MeanTeacher
 from petal.models import check_input
 from petal.parallel import Ranks, parallelize
-from petal.posterior import DiagonalGaussian
+from petal.posterior import Posterior
 from petal.recipes.fit import TrainProgress
 from petal.recipes.published import Recipe, recipe
 from petal.recipes.rows import (
@@ -161,7 +161,7 @@ class OpenExperiment:
 
     experiment: Experiment
     model: nn.Module
-    posterior: DiagonalGaussian | None = None
+    posterior: Posterior | None = None
     data: Dataset | None = None
     ranks: Ranks | None = None
     statistics: SourceStatistics | None = None

@@ -10,7 +10,8 @@ from torch import nn
 from petal import models
 from petal.data import KINDS, CorruptedDataset, Dataset, open_dataset
 from petal.errors import ConfigError, DataError
-from petal.posterior import DiagonalGaussian
+from petal.posterior import DiagonalGaussian, LowRankGaussian
+from petal.posterior import load_posterior as read_posterior
 from petal.recipes.fit import TrainProgress, collect_into, fit
 from petal.recipes.published import Recipe
 from petal.statistics import PARTS, SourceStatistics
@@ -70,11 +71,11 @@ def make_source(
     return network, posterior, statistics
 
 
-def load_posterior(path: str | Path | None, model: nn.Module) -> DiagonalGaussian | None:
+def load_posterior(path: str | Path | None, model: nn.Module) -> DiagonalGaussian | LowRankGaussian | None:
     """The posterior at a path, checked against the network."""
     if path is None:
         return None
-    q = DiagonalGaussian.load(path)
+    q = read_posterior(path)
     q.check(model)
     return q
 
