@@ -105,6 +105,7 @@ def fit_swag(
     on_snapshot: Callable[[dict[str, Tensor]], None] | None = None,
     on_epoch: Callable[[int, dict[str, Tensor]], None] | None = None,
     state: Mapping[str, Tensor] | None = None,
+    output: Callable[[Any], Any] | None = None,
 ) -> DiagonalGaussian | LowRankGaussian:
     """Fit SWAG-diagonal: continue the training of a copy of `model` by SGD and take the moments of its path.
 

@@ -4,10 +4,12 @@ import math
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 
+import torch
+
 from petal.calls import Inputs, check_batch, not_finite
 from petal.errors import ConfigError, InputError
 
-__all__ = ["check_batch", "check_choice", "check_number", "check_remembered", "not_finite"]
+__all__ = ["check_batch", "check_choice", "check_number", "check_remembered", "generator_of", "not_finite"]
 
 
 def check_remembered(x: object) -> None:
