@@ -19,6 +19,7 @@ from petal.restore import Restore
 CONSISTENCY = {"cross-entropy": F.cross_entropy, "symmetric": F.symmetric_cross_entropy}
 LEARN = {"plain": ("student",), "view": ("student-view",), "both": ("student", "student-view")}
 MEMBERS = ("teacher", "teacher-flip", "student", "student-flip", "samples")
+BOTH = ("teacher", "teacher-flip")
 
 
 class MeanTeacher(Adapter):
@@ -173,9 +174,21 @@ class Predictions(dict[str, Tensor]):
         self.adapter, self.x = adapter, x
 
     def __missing__(self, name: str) -> Tensor:
+        adapter = self.adapter
+        if name in BOTH and not adapter.views and {*BOTH} <= {*adapter.target, *adapter.answer}:
+            self.update(zip(BOTH, self._by_teacher_on_both(), strict=True))
+            return self[name]
         network, _, change = name.partition("-")
-        self[name] = logits = self._logits(network, change, learns=name in self.adapter.students)
+        self[name] = logits = self._logits(network, change, learns=name in adapter.students)
         return logits
+
+    def _by_teacher_on_both(self) -> list[Tensor]:
+        """The teacher's logits of the batch and of its mirror images, as two views: an engine runs these side by side."""
+        adapter, both = self.adapter, iter((self.x, flipped(self.x)))
+        views = ViewSource(self.x, lambda _: next(both), len(BOTH), adapter.generator)
+        adapter.views_used = False
+        with torch.no_grad():
+            return [logits.clone() for logits in adapter.network(adapter.teacher).each(views, range(len(BOTH)))]
 
     def mean(self, names: Sequence[str]) -> Tensor:
         """The mean over members, without gradients; of one member its logits as they are."""
