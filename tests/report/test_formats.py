@@ -139,7 +139,7 @@ def test_latex(report: Report) -> None:
     assert balanced(text)
     begun, ended = re.findall(r"\\begin\{(\w+\*?)\}", text), re.findall(r"\\end\{(\w+\*?)\}", text)
     assert sorted(begun) == sorted(ended)
-    assert begun.count("tabular") == 6
+    assert begun.count("tabular") == 7
     for body in re.findall(r"\\begin\{tabular\}\{(l r*|lr*)\}(.*?)\\end\{tabular\}", text, re.DOTALL):
         columns = len(body[0])
         rows = [line for line in body[1].splitlines() if line.endswith(r"\\")]

@@ -68,6 +68,10 @@ def report(
         typer.Option(help="File type of the figures; may be given again. By default png.", show_default=False),
     ] = None,
     paper: Annotated[bool, typer.Option("--paper", help="Show the paper's own numbers beside these.")] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(metavar="ROW", help="The row that others are compared with, by default the best.", show_default=False),
+    ] = None,
     title: Annotated[str | None, typer.Option(help="Title of the report.", show_default=False)] = None,
     note: Annotated[
         list[str] | None, typer.Option(help="Words of your own, shown on top; may be given again.", show_default=False)
@@ -82,7 +86,7 @@ def report(
         chosen = Format.terminal
     from petal import report as reports  # matplotlib takes a second to import
 
-    loaded = reports.load(*runs, title=title, notes=note or ())
+    loaded = reports.load(*runs, title=title, notes=note or (), against=against)
     metrics = [metric.value] if metric else ["error"] if chosen in _FIRST else list(reports.METRICS)
     links: dict[str, list[tuple[str, str, str]]] = {}
     if figures is not None:

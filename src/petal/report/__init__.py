@@ -5,11 +5,13 @@
     petal.report.write_html(report, "report.html")
 
 It needs the run folders and nothing else. `files` reads and checks them, `scores` sorts jobs into rows and averages,
-`tables` makes the tables as values. `formats`, `figures` (with `curves`, `panels` and `drawing`) and `html` (with the
-templates in `page/`) show them. `paper` has the published numbers.
+`tables` and `compare` make the tables as values, `contents` says in which order. `formats`, `figures` (with `curves`,
+`panels` and `drawing`) and `html` (with the templates in `page/`) show them. `paper` has the published numbers.
 """
 
 from petal.errors import renamed
+from petal.report.compare import difference, pair_table, rank_table
+from petal.report.contents import tables
 from petal.report.drawing import FILE_TYPES, Drawing
 from petal.report.figures import FIGURES, draw, write_figures
 from petal.report.files import JobFolder, Records, RunFolder, read_run
@@ -17,13 +19,13 @@ from petal.report.formats import latex, markdown, terminal, to_csv, to_json
 from petal.report.html import html, write_html
 from petal.report.paper import PUBLISHED, Published, published
 from petal.report.scores import METRICS, Report, ResultRow, Section, Stat, load
-from petal.report.tables import Table, cost_table, domain_table, metric_table, paper_tables, summary, tables, visit_table
+from petal.report.tables import Table, cost_table, domain_table, metric_table, paper_tables, summary, visit_table
 
 __all__ = [
     "FIGURES", "FILE_TYPES", "METRICS", "PUBLISHED", "Drawing", "JobFolder", "Published", "Records", "Report", "ResultRow",
-    "RunFolder", "Section", "Stat", "Table", "cost_table", "domain_table", "draw", "html", "latex", "load", "markdown",
-    "metric_table", "paper_tables", "published", "read_run", "summary", "tables", "terminal", "to_csv", "to_json",
-    "visit_table", "write_figures", "write_html",
+    "RunFolder", "Section", "Stat", "Table", "cost_table", "difference", "domain_table", "draw", "html", "latex", "load",
+    "markdown", "metric_table", "pair_table", "paper_tables", "published", "rank_table", "read_run", "summary", "tables",
+    "terminal", "to_csv", "to_json", "visit_table", "write_figures", "write_html",
 ]  # fmt: skip
 
 __getattr__ = renamed(__name__, Job=JobFolder, Row=ResultRow)

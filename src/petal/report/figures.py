@@ -10,11 +10,12 @@ from petal._files import replacing
 from petal.errors import ConfigError, DataError
 from petal.report.curves import confidence, stream, visits, weights
 from petal.report.drawing import FILE_TYPES, STYLE, Drawing
-from petal.report.panels import heatmap, reliability, samples
+from petal.report.panels import cost, heatmap, reliability, samples
 from petal.report.scores import Report, Section
 
 FIGURES: dict[str, Callable[[Section], Drawing | None]] = {
     "visits": visits,
+    "cost": cost,
     "stream": stream,
     "heatmap": heatmap,
     "reliability": reliability,

@@ -14,8 +14,10 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from petal._version import __version__
+from petal.report.compare import rank_table
+from petal.report.contents import tables
 from petal.report.scores import METRICS, Report, Section, Stat
-from petal.report.tables import Line, Table, domain_table, options_table, paper_values, run_tables, short, summary, tables
+from petal.report.tables import Line, Table, domain_table, options_table, paper_values, run_tables, short, summary
 
 Links = Mapping[str, Sequence[tuple[str, str, str]]]   # section -> (title, caption, address) of its figures
 
@@ -90,6 +92,9 @@ def _terminal_cell(line: Line, n: int) -> Text:
 def terminal(report: Report, metrics: Iterable[str] = ("error",), paper: bool = False) -> RenderableType:
     """Everything to print; it is fitted to the width of the terminal when it is printed."""
     parts: list[RenderableType] = [Text(note) for note in report.notes]
+    ranks = rank_table(report)
+    if ranks is not None:
+        parts += [TerminalTable(ranks), Text("")]
     for section in report.sections:
         for table in tables(section, metrics, paper):
             parts.append(TerminalTable(table))
@@ -136,6 +141,9 @@ def markdown(
     """A complete page: results, notes, figures if given, and what was run."""
     metrics = tuple(metrics)
     out = [f"# {escape_markdown(report.title)}", _made_by(), *map(escape_markdown, report.notes)]
+    ranks = rank_table(report)
+    if ranks is not None:
+        out.append(_markdown_part(ranks))
     for section in report.sections:
         out.append(f"## {escape_markdown(section.title)}")
         out.append(escape_markdown(summary(section)))
@@ -212,6 +220,9 @@ def latex(report: Report, metrics: Iterable[str] = ("error",), paper: bool = Fal
     out = [rf"% {_comment(report.title)}", f"% Made by petal report (petal {__version__}).",
            r"% Needs \usepackage{booktabs} and \usepackage{graphicx}.",
            *(f"% {_comment(note)}" for note in report.notes)]
+    ranks = rank_table(report)
+    if ranks is not None:
+        out += ["", latex_table(ranks)]
     for section in report.sections:
         out += ["", *(f"% {_comment(note)}" for note in section.notes())]
         for table in tables(section, metrics, paper):

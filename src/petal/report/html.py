@@ -11,16 +11,19 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from petal._files import replacing
 from petal._version import __version__
 from petal.errors import DataError
+from petal.report.compare import rank_table
+from petal.report.contents import tables
 from petal.report.figures import draw
 from petal.report.scores import METRICS, Report, load
-from petal.report.tables import domain_table, options_table, run_tables, summary, tables
+from petal.report.tables import domain_table, options_table, run_tables, summary
 
 _PAGE = Environment(
     loader=PackageLoader("petal.report", "page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
     lstrip_blocks=True, keep_trailing_newline=True,
 )  # fmt: skip
 _PAGE.globals |= {"summary": summary, "tables": tables, "draw": draw, "domain_table": domain_table,
-                  "options_table": options_table, "run_tables": run_tables, "version": __version__}  # fmt: skip
+                  "options_table": options_table, "run_tables": run_tables,
+                  "rank_table": rank_table, "version": __version__}  # fmt: skip
 
 
 def write_html(

@@ -1,4 +1,4 @@
-"""The figures by method and domain: the heat map, the reliability diagrams and the sample images."""
+"""The figures by method and domain: error against cost, the heat map, the reliability diagrams and the sample images."""
 
 import math
 from typing import Any
@@ -7,12 +7,57 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
 
-from petal.report.drawing import WIDTH, Drawing, brief, new_figure
+from petal.report.drawing import WIDTH, Drawing, brief, legible, line_style, new_figure
 from petal.report.files import JobFolder, SampleImages
 from petal.report.scores import METRICS, ResultRow, Section
 
 _FEW = 0.002   # bins of the reliability diagram with a smaller share of the samples are mostly noise
+
+
+def cost(section: Section) -> Drawing | None:
+    """Error against the time of a batch; the line joins the rows that no other beats in both."""
+    rows = [row for row in section.rows if row.jobs and row.seconds > 0 and math.isfinite(row.stat("error").mean)]
+    if len(rows) < 2:
+        return None
+    how = METRICS["error"]
+    points = [(1e3 * row.seconds, how.scale * row.stat("error").mean) for row in rows]
+    front = sorted(p for p in points if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points))
+    figure = new_figure(4.2)
+    axes = figure.subplots()
+    axes.plot(*zip(*front, strict=True), color="#444444", linewidth=1, drawstyle="steps-post", zorder=1)
+    for row, point in zip(rows, points, strict=True):
+        axes.plot(*point, marker="o", color=line_style(section, row)["color"], markersize=6, zorder=2)
+    axes.set_xscale("log")
+    axes.set_xlim(0.8 * min(points)[0], 2.2 * max(points)[0])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlabel("ms per batch (median, log scale)")
+    axes.set_ylabel(how.title)
+    axes.grid(True, axis="x")
+    axes.margins(y=0.1)
+    _label(axes, [(point, legible(row.label), point in front) for row, point in zip(rows, points, strict=True)])
+    best = ", ".join(row.label for point in front for row, at in zip(rows, points, strict=True) if at == point)
+    caption = f"Lower and further left is better. No other row is both faster and better than these: {best}."
+    return Drawing("cost", "Error against cost", caption, figure)
+
+
+def _label(axes: Axes, labels: list[tuple[tuple[float, float], str, bool]], space: float = 10.0) -> None:
+    """Names beside their points, in bold where asked for; moved up, with a line to the point, where they would overlap."""
+    taken: list[tuple[float, float, float]] = []
+    per_point = axes.figure.dpi / 72
+    for point, text, bold in sorted(labels, key=lambda label: label[0][1]):
+        x, y = axes.transData.transform(point) / per_point
+        width = 5.2 * len(text)
+        place = y
+        for start, end, other in sorted(taken, key=lambda label: label[2]):
+            if start < x + width and x < end and abs(place - other) < space:
+                place = other + space
+        taken.append((x, x + width, place))
+        line = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.6} if place > y else None
+        axes.annotate(text, point, xytext=(7, place - y - 3), textcoords="offset points", fontsize=8.5,
+                      fontweight="bold" if bold else "normal", arrowprops=line,
+                      bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # fmt: skip
 
 
 def heatmap(section: Section, metric: str = "error") -> Drawing | None:

@@ -184,6 +184,7 @@ class Section:
     title: str = ""
     slug: str = ""
     folders: list[RunFolder] = field(default_factory=list)
+    against: str | None = None          # the row that others are compared with
 
     @cached_property
     def domains(self) -> tuple[str, ...]:
@@ -225,6 +226,11 @@ class Section:
         """The row with the lowest error."""
         rows = [row for row in self.rows if row.jobs and math.isfinite(row.stat("error").mean)]
         return min(rows, key=lambda row: row.stat("error").mean, default=None)
+
+    def reference(self) -> ResultRow | None:
+        """The row that others are compared with: the one asked for, or the best."""
+        asked = next((row for row in self.rows if row.id == self.against and row.jobs), None)
+        return asked or self.best()
 
     def notes(self) -> list[str]:
         """What a reader must know before using the numbers."""
@@ -291,12 +297,13 @@ class Report:
     notes: tuple[str, ...] = ()
 
 
-def load(*runs: str | Path, title: str | None = None, notes: Iterable[str] = ()) -> Report:
+def load(*runs: str | Path, title: str | None = None, notes: Iterable[str] = (), against: str | None = None) -> Report:
     """Read run folders, or those of sweeps, and sort their jobs into tables.
 
     Jobs share a row if method, options, fidelity and posterior are the same; they share a table if benchmark, data,
     source network, severity, batch size and domains are. The same (order, seed) in two folders gives two rows, never an
-    average of a run with itself. Jobs that are not finished are kept apart. `notes` are texts to show at the top.
+    average of a run with itself. Jobs that are not finished are kept apart. `notes` are texts to show at the top,
+    `against` is the row that others are compared with, by default the best of each table.
     """
     if not runs:
         raise DataError("nothing to report: give at least one run folder")
@@ -308,6 +315,10 @@ def load(*runs: str | Path, title: str | None = None, notes: Iterable[str] = ())
     sections = _sections(folders)
     for section in sections:
         _finish(section)
+        section.against = against
+    finished = dict.fromkeys(row.id for section in sections for row in section.rows if row.jobs)
+    if against is not None and against not in finished:
+        raise DataError(f"no finished row {against!r} to compare with: there are {', '.join(finished) or 'none'}")
     titles = [section.title for section in sections]
     for number, section in enumerate(sections, 1):
         if titles.count(section.title) > 1:

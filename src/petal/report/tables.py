@@ -1,7 +1,7 @@
 """The paper's tables as values, the same for every output format."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -253,17 +253,6 @@ def _published_table(section: Section, table: Published) -> Table:
         notes=(f"In brackets: {table.over}.", "TENT-online is told when the domain changes."),
         wide=True,
     )
-
-
-def tables(section: Section, metrics: Iterable[str] = ("error",), paper: bool = False) -> list[Table]:
-    """The tables of a section: by visit and domain for each metric, all scores, the paper's if asked for, and the cost."""
-    metrics = tuple(metrics)
-    found = [visit_table(section, metric) for metric in metrics if section.visits > 1]
-    found += [domain_table(section, metric) for metric in metrics]
-    found.append(metric_table(section))
-    if paper:
-        found += paper_tables(section)
-    return [*found, cost_table(section)]
 
 
 def summary(section: Section) -> str:
