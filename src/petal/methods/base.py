@@ -261,6 +261,7 @@ class Adapter(nn.Module):
             assert descent is not None
             descent.skipped, descent.restored = self.descent.skipped, self.descent.restored
             self.descent.clear()
+            self.descent.release()
             self.descent = descent
         self.executor, self._networks = executor, {}
 
