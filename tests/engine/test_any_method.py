@@ -1,6 +1,7 @@
 """Methods that the engine has never heard of run on it, and give what the plain code gives."""
 
 import copy
+import gc
 import math
 from functools import partial
 from typing import Any
@@ -129,6 +130,31 @@ def tuned(model: nn.Module, optimizer: Any = SGD) -> petal.Adapter:
 
 
 METHODS = {"filtered": Filtered, "two forwards": TwoForwards, "sharp": Sharp, "moving": Moving, "a subclass": tuned}
+
+
+def test_what_a_method_makes_anew_for_every_step_is_not_kept() -> None:
+    """Such as the mapping that `origin` returns, or a target of its own."""
+
+    class Held(Filtered):
+        def step(self, x: Tensor) -> Tensor:
+            logits = self.logits(self.model, x)
+            target = {name: value.detach() * 0.9 for name, value in self.adapted.items()}
+            after = [Pull(target, 0.1), Pull(self.origin(), 0.1)]
+            self.descend(entropy(logits).mean(), [Quadratic(self.information, self.origin(), 0.1)], after)
+            return logits
+
+    def tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+
+    plain, fast = Held(network()), petal.accelerate(Held(network()), policy=Policy())
+    for adapter in (plain, fast):
+        for seed in range(20):
+            adapter(images(seed=seed))
+    before = tensors()
+    for seed in range(20, 40):
+        assert torch.allclose(plain(images(seed=seed)), fast(images(seed=seed)), atol=5e-4)
+    assert tensors() <= before + 3 * len(fast.adapted)          # what is kept of the last steps comes and goes together
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import petal
 from networks import images, network
 from petal.engine import Policy
+from petal.methods.descent import Ema
+from petal.methods.mean_teacher import network_with
 
 SETTINGS: list[tuple[type[torch.optim.Optimizer], dict[str, object]]] = [
     (torch.optim.SGD, {}),
@@ -43,3 +45,32 @@ def test_one_setting(kind: type[torch.optim.Optimizer], settings: dict[str, obje
         moved = (p - start[name]).norm()
         assert moved > 1e-4
         assert (fast.adapted[name] - p).norm() < 1e-2 * moved, name
+
+
+class Sometimes(petal.Adapter):
+    """Its average follows every second step."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model, batch_statistics=True)
+        self.register_network("average", network_with(self.model, None))
+        self.adapt(dict(self.model.named_parameters()), 1e-3, lambda p, lr: torch.optim.Adam(p, lr=lr, eps=1e-3))
+        self.follows = True
+
+    def step(self, x: Tensor) -> Tensor:
+        logits = self.logits(self.model, x)
+        self.descend(logits.square().mean(), after=[Ema(self.average, 0.9)] if self.follows else [])
+        return logits
+
+
+@pytest.mark.parametrize("change", ["to plain code", "to steps without an average and back", "none"])
+def test_steps_are_counted_once_whoever_makes_them(change: str) -> None:
+    """The sweep counts for all parameters together, torch for each of them."""
+    plain, fast = Sometimes(network()), petal.accelerate(Sometimes(network()), policy=Policy())
+    for seed in range(6):
+        if seed == 2 and change == "to plain code":
+            petal.accelerate(fast, "eager")
+        plain.follows = fast.follows = change != "to steps without an average and back" or seed not in (2, 3, 5)
+        plain(images(seed=seed)), fast(images(seed=seed))
+    assert [{float(s["step"]) for s in a.optimizer.state.values()} for a in (plain, fast)] == [{6.0}, {6.0}]
+    for name, parameter in plain.adapted.items():
+        torch.testing.assert_close(fast.adapted[name], parameter, rtol=1e-4, atol=1e-5, msg=name)

@@ -122,6 +122,46 @@ def test_a_sharpness_aware_step_has_the_gradient_of_the_highest_point_nearby(eng
 
 
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("why", ["nothing wanted", "not finite"])
+def test_without_a_gradient_to_go_by_the_weights_stay_where_they_are(why: str, engine: str) -> None:
+    adapter = petal.accelerate(Steps(), engine)
+    adapter(images())
+    before = values(adapter)
+    adapter.factor = math.nan if why == "not finite" else 1.0
+    with torch.enable_grad(), adapter.descent.perturbed(adapter.loss(images()), 0.2, when=why == "not finite") as made:
+        assert not made
+        assert_same(values(adapter), before)
+    assert_same(values(adapter), before)
+    assert adapter.skipped == (why == "not finite")
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_restart_is_at_the_start_and_perhaps_with_a_fresh_optimizer(fresh: bool, engine: str) -> None:
+    def adam(parameters: list[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=lr)
+
+    def made() -> petal.Adapter:
+        return petal.accelerate(make("cotta", net=network(), restore=None, views=0, optimizer=adam), engine)
+
+    adapter, begun = made(), made()
+    first = run(begun, 5)
+    run(adapter, 0, 1)
+    moved, start = values(adapter), {n: v.clone() for n, v in adapter.origin().items()}
+    again = adapter._fresh_optimizer if fresh else None
+    adapter.descent.restart(start, torch.tensor(False), again)
+    assert_same(values(adapter), moved)
+    adapter.descent.restart(start, torch.tensor(True), again)
+    assert_same(values(adapter), start)
+    begun.reset()
+    adapter.descent(adapter.logits(adapter.model, images(seed=5)).square().mean())
+    begun.descent(begun.logits(begun.model, images(seed=5)).square().mean())
+    same_step = all(torch.allclose(p, begun.adapted[n], atol=1e-7) for n, p in adapter.adapted.items())
+    assert same_step is fresh
+    assert len(first) == 1
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_a_step_that_is_not_made_puts_nothing_back_and_is_counted_if_it_was_wanted(engine: str) -> None:
     adapter = petal.accelerate(Steps(after=lambda a: [PutBack(petal.Stochastic(1.0), a.other)]), engine)
     adapter(images())

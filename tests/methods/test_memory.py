@@ -49,6 +49,12 @@ def test_age_and_uncertainty_are_weighed() -> None:
     assert memory.score(age, memory.held()[0][0].uncertainty) == pytest.approx(score, abs=1e-12)
 
 
+def test_of_equally_bad_ones_the_last_goes() -> None:
+    memory = CSTU(petal.Source(network()), 6, timeliness=0.0, uncertainty=1.0)
+    stream(memory, torch.cat([logits_for([0, 0], 1.0), logits_for([0], 8.0)]))
+    assert kept(memory) == [0, 2]
+
+
 def test_a_small_class_takes_the_place_of_the_largest() -> None:
     memory = CSTU(petal.Source(network()), 4)                       # 1.33 a class: two fit
     stream(memory, logits_for([0, 0, 1, 1]))

@@ -12,7 +12,7 @@ import pytest
 
 from petal.errors import ConfigError
 from petal.serve._kserve import InferInput, InferRequest
-from petal.serve.http import Memory, Server, bound
+from petal.serve.http import BodyMemory, Server, bound
 from petal.serve.inputs import Refused
 from petal.serve.queue import Busy, Closed
 from petal.serve.rpc import CODES, Rpc
@@ -106,7 +106,7 @@ def test_grpc_listens_where_http_does(tmp_path: Path, host: str) -> None:
 
 
 def test_bodies_are_bounded_together() -> None:
-    memory = Memory(100)
+    memory = BodyMemory(100)
     with memory.counted() as one:
         one.add(60)
         with memory.counted() as two:

@@ -14,6 +14,6 @@ from petal.checks.networks import NETWORKS, images, network, networks
 from petal.checks.suite import ENGINES, Check, CheckFailed, NotApplicable, check_method
 
 __all__ = [
-    "ENGINES", "NETWORKS", "Check", "CheckFailed", "Factory", "NotApplicable", "answers", "check_method", "images", "learning",
-    "network", "networks", "state",
+    "ENGINES", "NETWORKS", "Check", "CheckFailed", "Factory", "NotApplicable", "answers", "check_method", "images",
+    "learning", "network", "networks", "state",
 ]  # fmt: skip

@@ -110,8 +110,10 @@ def _as_value(value: Any) -> tuple[bool, Any]:
         return True, value.get_state()
     if isinstance(value, random.Random):
         return True, value.getstate()
-    if isinstance(value, RANDOM):
-        return True, _listed(value.bit_generator.state if isinstance(value, np.random.Generator) else value.get_state(False))
+    if isinstance(value, np.random.Generator):
+        return True, _listed(value.bit_generator.state)
+    if isinstance(value, np.random.RandomState):
+        return True, _listed(value.get_state(legacy=False))
     if isinstance(value, (set, frozenset)):
         return True, sorted(map(repr, value))
     return False, None

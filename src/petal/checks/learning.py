@@ -41,19 +41,22 @@ def learns(subject: Subject) -> None:
 def loss_not_finite(subject: Subject) -> None:
     """A loss that is not finite is counted in `skipped`, and nothing is learned from it."""
     subject.learning()
-    adapter, twin = subject.new(), subject.new()
-    subject.run(adapter, 0, subject.some), subject.run(twin, 0, subject.some)
-    wanted = []
+    wanted = list[bool]()
 
     def spoil(loss: Tensor, when: Any) -> tuple[Tensor, Any]:
         wanted.append(bool(when))
         return loss * float("nan"), when
 
-    _redirect(adapter, spoil)
-    _redirect(twin, lambda loss, when: (loss, False))           # a batch without anything to learn from
-    before = adapter.skipped
-    for number in range(30, 30 + LONGEST):
-        subject.run(adapter, number, 1), subject.run(twin, number, 1)
+    for begun in (subject.some, 0):                             # later on a method may find nothing to learn from
+        adapter, twin = subject.new(), subject.new()
+        subject.run(adapter, 0, begun), subject.run(twin, 0, begun)
+        _redirect(adapter, spoil)
+        _redirect(twin, lambda loss, when: (loss, False))       # a batch without anything to learn from
+        before = adapter.skipped
+        for number in range(30 if begun else 0, 30 + LONGEST):
+            subject.run(adapter, number, 1), subject.run(twin, number, 1)
+            if any(wanted):
+                break
         if any(wanted):
             break
     advice = "take steps by self.descend(loss), and let what follows a step be given to it (after=[...])"

@@ -51,9 +51,11 @@ def check(
 def _factory(name: str) -> Factory:
     """Makes adapters of a method, by its name with what goes around it."""
     core, *around = name.split("+")
-    for part, known in ((core, METHODS), *((wrapper, WRAPPERS) for wrapper in around)):
-        if part not in known:
-            raise unknown("method", part, list(known))
+    if core not in METHODS:
+        raise unknown("method", core, METHODS)
+    for wrapper in around:
+        if wrapper not in WRAPPERS:
+            raise unknown("wrapper", wrapper, WRAPPERS)
     return Factory(METHODS[core], [WRAPPERS[wrapper] for wrapper in around])
 
 
@@ -80,11 +82,14 @@ def _checked(name: str, factory: Factory, networks: list[str], console: Console)
     for heading in ("check", *networks):
         table.add_column(heading, no_wrap=True)
     for row, found in cells.items():
-        table.add_row(row, *(" ".join(SHOWN[found.get((network, engine), "")] for engine in ENGINES) for network in networks))
+        by_network = ([SHOWN[found.get((network, engine), "")] for engine in ENGINES] for network in networks)
+        table.add_row(row, *map(" ".join, by_network))
     console.print(table)
     for text, where in said.items():
         places = "; ".join(f"{one.network}, {one.engine}" for one in where)
-        console.print(f"\n[bold red]failed[/] [bold]{escape(text)}[/]\n[dim]{where[0].description} ({places})[/]", highlight=False)
+        console.print(f"\n[bold red]failed[/] [bold]{escape(text)}[/]", highlight=False)
+        console.print(f"[dim]{where[0].description} ({places})[/]", highlight=False)
     failed = sum(map(len, said.values()))
-    console.print(f"\n{name}: {len(checks) - failed} of {len(checks)} checks passed or have no meaning here", highlight=False)
+    passed = f"{len(checks) - failed} of {len(checks)} checks passed or have no meaning here"
+    console.print(f"\n{name}: {passed}", highlight=False)
     return failed

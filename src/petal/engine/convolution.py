@@ -11,7 +11,7 @@ The operator `petal::convolution` has a second body in plain torch, for CPU tens
 import ctypes
 import glob
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -43,15 +43,9 @@ _library.define(  # type: ignore[no-untyped-call]
 )
 
 
-def convolution(
-    x: Tensor, weight: Tensor, residual: Tensor | None, stride: int, padding: Sequence[int], statistics: bool, columns: int
-) -> tuple[Tensor, Tensor]:
-    """conv(x, weight) + residual in x's precision, and sums of it and of its square over groups of pixels: [groups, 2, C].
-
-    Everything is channels-last. `columns` is the width of the kernel's tiles. Without `statistics` there are no groups.
-    """
-    result: tuple[Tensor, Tensor] = torch.ops.petal.convolution(x, weight, residual, stride, padding, statistics, columns)
-    return result
+#: conv(x, weight) + residual in x's precision, and sums of it and of its square over groups of pixels: [groups, 2, C].
+#: Everything is channels-last. `columns` is the width of the kernel's tiles. Without `statistics` there are no groups.
+convolution: Callable[..., tuple[Tensor, Tensor]] = torch.ops.petal.convolution
 
 
 def fits(x: Tensor, weight: Tensor, out: Tensor) -> bool:
@@ -276,8 +270,7 @@ def kernel_source(columns: int, tail: int, stages: int, dtype: torch.dtype) -> s
 
 def _compiler_log(nvrtc: Any, program: Any) -> str:
     size = ctypes.c_size_t()
-    if nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size)):
-        return "no log"
+    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
     text = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetProgramLog(program, text)
     return text.value.decode(errors="replace")[:2000]

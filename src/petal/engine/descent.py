@@ -169,6 +169,7 @@ class FlatDescent(Descent):
         if rule is None or (self.flat.device.type == "cpu" and len(rest) == len(after)):
             self.restored = 0.0
             if bool(made):
+                self.release()
                 self.update(after)
             return
         self._link(rule)
@@ -277,6 +278,13 @@ class FlatDescent(Descent):
         self.rule, self.linked = rule, self.optimizer
         if begun:
             self._expose(rule)
+
+    def release(self) -> None:
+        """Give each parameter a number of steps of its own, as torch counts them."""
+        if self.rule is not None and self.linked is self.optimizer:
+            for state in self.optimizer.state.values():
+                state |= {"step": state["step"].clone()} if "step" in state else {}
+        self.rule = self.linked = None
 
     def _expose(self, rule: passes.Rule) -> None:
         """Show the flat state as the optimizer's, once there is one."""

@@ -27,6 +27,8 @@ from petal.methods.network import ViewSource
 
 log = logging.getLogger(__name__)
 
+MAPPINGS = 8    # flat copies that are kept of them: a method may make new ones for every step
+
 
 class Engine:
     """Executes the steps of one adapter."""
@@ -46,7 +48,7 @@ class Engine:
         self.warm: set[Any] = set()                                         # compiled functions that threads have called
         self._counted: set[torch.Size] = set()
         self._makers: dict[tuple[Views, bool], Maker] = {}
-        self._flats: dict[int, tuple[Any, int, Tensor]] = {}
+        self._flats: dict[int, tuple[Any, Any, Tensor]] = {}                # flat copies of mappings, by where they lie
         self._members: dict[nn.Module, Member] = {}
         self._finite: Flag | None = None
         self._range: Flag | None = None
@@ -105,10 +107,17 @@ class Engine:
             flat = self.member(values).flat
             assert flat is not None
             return flat
-        stamp = sum(values[name]._version for name in self.layout.names)
-        kept = self._flats.get(id(values))
-        if kept is None or kept[0] is not values or kept[1] != stamp:
-            kept = self._flats[id(values)] = (values, stamp, self._one_tensor(values))
+        tensors = [values[name].detach() for name in self.layout.names]
+        stamp = [(tensor.data_ptr(), tensor._version) for tensor in tensors]
+        kept = self._flats.get(stamp[0][0])
+        if kept is None or kept[1] != stamp:
+            base = values[self.layout.names[0]]._base       # they may be views of one tensor already
+            views = {} if base is None or base.shape != (self.layout.size,) else self.layout.views(base)
+            if base is None or [view.data_ptr() for view in views.values()] != [place for place, _ in stamp]:
+                base = self.layout.pack(dict(zip(self.layout.names, tensors, strict=True)))
+            if len(self._flats) >= MAPPINGS:
+                self._flats.clear()
+            kept = self._flats[stamp[0][0]] = (tensors, stamp, base)
         return kept[2]
 
     def due(self, shape: torch.Size) -> bool:
@@ -212,14 +221,6 @@ class Engine:
                 if room.waiting is not None:
                     room.waiting.release()
 
-    def _one_tensor(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The flat tensor that these are views of, if there is one, or a new one."""
-        flat = values[self.layout.names[0]]._base
-        if flat is not None and flat.shape == (self.layout.size,):
-            if all(values[name].data_ptr() == view.data_ptr() for name, view in self.layout.views(flat).items()):
-                return flat
-        return self.layout.pack({name: values[name].detach() for name in self.layout.names})
-
     def _algorithms(self, x: Tensor) -> AbstractContextManager[None]:
         if getattr(self.adapter, "sharing", None) is not None:
             return nullcontext()
@@ -236,14 +237,11 @@ class Flag:
     """One boolean of the device that the host reads later, without waiting for what was sent off after it."""
 
     def __init__(self, value: Tensor) -> None:
-        self.event: torch.cuda.Event | None = None
+        self.value, self.event = value, None
         if value.is_cuda:
-            self.value = torch.empty((), dtype=torch.bool, pin_memory=True)
-            self.value.copy_(value, non_blocking=True)
+            self.value = torch.empty((), dtype=torch.bool, pin_memory=True).copy_(value, non_blocking=True)
             self.event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.event.record()
-        else:
-            self.value = value
 
     def read(self) -> bool:
         """The boolean, once it is known."""

@@ -17,19 +17,14 @@ class Layout:
 
     names: tuple[str, ...]
     shapes: tuple[torch.Size, ...]
-    offsets: tuple[int, ...]
     size: int
     channels_last: bool = True
 
     @classmethod
     def of(cls, parameters: Mapping[str, Tensor], channels_last: bool = True) -> "Layout":
         """The layout of these parameters, in their order."""
-        offsets, size = [], 0
-        for value in parameters.values():
-            offsets.append(size)
-            size += value.numel()
-        shapes = tuple(v.shape for v in parameters.values())
-        return cls(tuple(parameters), shapes, tuple(offsets), size, channels_last)
+        shapes = tuple(value.shape for value in parameters.values())
+        return cls(tuple(parameters), shapes, sum(shape.numel() for shape in shapes), channels_last)
 
     def fits(self, parameters: Mapping[str, Tensor]) -> bool:
         """True if these parameters have the names and shapes of the layout, and perhaps others besides."""
@@ -39,8 +34,8 @@ class Layout:
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Each parameter as a view of the buffer."""
         out = {}
-        for name, shape, offset in zip(self.names, self.shapes, self.offsets, strict=True):
-            piece = flat[offset : offset + shape.numel()]
+        pieces = flat.split_with_sizes([shape.numel() for shape in self.shapes])
+        for name, shape, piece in zip(self.names, self.shapes, pieces, strict=True):
             if len(shape) == 4 and self.channels_last:
                 out[name] = piece.view(shape[0], shape[2], shape[3], shape[1]).permute(0, 3, 1, 2)
             else:

@@ -291,40 +291,29 @@ def _pixels(base, inside, pixels):
 
 
 @triton.jit
-def _view_grays(x, order, factors, means, images, rows, pixels, BLOCK: tl.constexpr):
-    """Mean grey of every image of every view at the moment its contrast is changed."""
+def _view_colours(x, order, factors, means, out, images, rows, pixels, GRAYS: tl.constexpr, BLOCK: tl.constexpr):
+    """The colour chain of every image of every view; with GRAYS, its mean grey at the moment its contrast is changed."""
     view, image = tl.program_id(0) // images, tl.program_id(0) % images
     row = view * rows + (image if rows > 1 else 0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < pixels
     r, g, b = _pixels(x + image * 3 * pixels + at, inside, pixels)
+    mean = 0.0 if GRAYS else tl.load(means + tl.program_id(0))
     waiting = 1
     for slot in tl.static_range(5):
         op = tl.load(order + view * 5 + slot)
-        if op == 1:
-            waiting = 0
+        if GRAYS:
+            waiting = tl.where(op == 1, 0, waiting)
         if waiting == 1:
-            r, g, b = _colour(r, g, b, op, tl.load(factors + row * 5 + op), 0.0)
-    total = tl.sum(tl.where(inside, _gray(r, g, b), 0.0), 0)
-    tl.atomic_add(means + tl.program_id(0), total / pixels, sem="relaxed")
-
-
-@triton.jit
-def _view_colours(x, order, factors, means, out, images, rows, pixels, BLOCK: tl.constexpr):
-    """The colour chain of every image of every view."""
-    view, image = tl.program_id(0) // images, tl.program_id(0) % images
-    row = view * rows + (image if rows > 1 else 0)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < pixels
-    r, g, b = _pixels(x + image * 3 * pixels + at, inside, pixels)
-    mean = tl.load(means + tl.program_id(0))
-    for slot in tl.static_range(5):
-        op = tl.load(order + view * 5 + slot)
-        r, g, b = _colour(r, g, b, op, tl.load(factors + row * 5 + op), mean)
-    base = out + tl.program_id(0).to(tl.int64) * 3 * pixels + at
-    tl.store(base, r, inside)
-    tl.store(base + pixels, g, inside)
-    tl.store(base + 2 * pixels, b, inside)
+            r, g, b = _colour(r, g, b, op, tl.load(factors + row * 5 + op), mean)
+    if GRAYS:
+        total = tl.sum(tl.where(inside, _gray(r, g, b), 0.0), 0)
+        tl.atomic_add(means + tl.program_id(0), total / pixels, sem="relaxed")
+    else:
+        base = out + tl.program_id(0).to(tl.int64) * 3 * pixels + at
+        tl.store(base, r, inside)
+        tl.store(base + pixels, g, inside)
+        tl.store(base + 2 * pixels, b, inside)
 
 
 @triton.jit
@@ -393,8 +382,8 @@ def make_views(
     coloured = torch.empty(views, images, 3, height, width, dtype=torch.float32, device=x.device)
     grid = (programs, triton.cdiv(height * width, block))
     arguments = (order.to(torch.int32), factors.contiguous(), means)
-    _view_grays[grid](x, *arguments, images, rows, height * width, BLOCK=block)
-    _view_colours[grid](x, *arguments, coloured, images, rows, height * width, BLOCK=block)
+    for grays in (True, False):
+        _view_colours[grid](x, *arguments, coloured, images, rows, height * width, GRAYS=grays, BLOCK=block)
     high, wide = height + 2 * margin, width + 2 * margin
     sampled = torch.empty(views, images, 3, high, wide, dtype=torch.float32, device=x.device)
     _view_resample[(programs, triton.cdiv(high * wide, block))](

@@ -153,15 +153,11 @@ class FastNetwork(Network):
             )
         return program
 
-    def _network(self, exact: bool) -> nn.Module:
-        """The module, with copies of its weights in low precision where that is how it multiplies."""
-        low = self.engine.low if exact else self.engine.low or self.engine.low_views
-        return self.module if low is None else self.member.in_low_precision(low, adapted=not (exact and self.learns))
-
     def _callable(self, exact: bool, features: bool, compiled: bool, one_thread: bool = False) -> Any:
         """What is called with a batch: the network, compiled or not."""
         engine = self.engine
-        network = self._network(exact)
+        low = engine.low if exact else engine.low or engine.low_views
+        network = self.module if low is None else self.member.in_low_precision(low, adapted=not (exact and self.learns))
         if compiled and not engine.cuda and not exact:
             compiled = engine.low_views is None  # a CPU gains nothing from it in low precision
         key = (exact, features, compiled, one_thread, network)

@@ -61,7 +61,8 @@ class Member:
                 self.low_flat = self.flat.to(low)
                 views = self.layout.views(self.low_flat)
                 lows |= {name: view for name, view in views.items() if name in matrices}
-            self.networks[adapted] = _with_weights(self.module, lows)
+            copies = {id(self.parameters[name]): nn.Parameter(low, requires_grad=False) for name, low in lows.items()}
+            self.networks[adapted] = _copied(self.module, copies)
             self.refresh()
         elif self.stamp != self._versions():
             self.refresh()
@@ -89,13 +90,10 @@ class Member:
         return flat + sum(p._version for p in self.parameters.values())
 
 
-def _with_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-    """The same network with other tensors for some weights; all else is shared with it."""
-    memo: dict[int, object] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
-    for name, parameter in network.named_parameters():
-        if name in weights:
-            memo[id(parameter)] = nn.Parameter(weights[name], requires_grad=False)
-    return deepcopy(network, memo)
+def _copied(network: nn.Module, others: Mapping[int, object]) -> nn.Module:
+    """The same network on the same tensors, but for those tensors or layers that `others` replaces, by their `id`."""
+    shared: dict[int, object] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
+    return deepcopy(network, shared | dict(others))
 
 
 class WithFeatures(nn.Module):
@@ -104,8 +102,7 @@ class WithFeatures(nn.Module):
     def __init__(self, network: nn.Module, last: str) -> None:
         super().__init__()
         self.kept = _Kept(network.get_submodule(last))
-        memo: dict[int, object] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
-        self.network = deepcopy(network, memo | {id(self.kept.layer): self.kept})
+        self.network = _copied(network, {id(self.kept.layer): self.kept})
 
     def forward(self, x: Tensor) -> Features:
         """Features [N, D] and logits [N, C]."""
@@ -157,10 +154,9 @@ class StoredScale(nn.BatchNorm2d):
 
 def with_stored_scales(network: nn.Module) -> nn.Module:
     """The same network, to be compiled for predictions on a CPU; parameters and buffers are shared with it."""
-    memo: dict[int, object] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
+    fast = {}
     for layer in network.modules():
         if type(layer) is nn.BatchNorm2d and layer.affine and layer.running_mean is None:
-            fast = copy(layer)
-            fast.__class__ = StoredScale
-            memo[id(layer)] = fast
-    return deepcopy(network, memo)
+            fast[id(layer)] = stored = copy(layer)
+            stored.__class__ = StoredScale
+    return _copied(network, fast)

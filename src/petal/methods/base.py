@@ -1,6 +1,5 @@
 """What every method is: a module with one verb. Calling it predicts a batch and adapts to it."""
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -110,10 +109,6 @@ class Adapter(nn.Module):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.card = vars(cls).get("card")    # a class derived from a method is another method
-        if "_weights" in vars(cls):
-            text = f"{cls.__name__}._weights: name what changes in register_network and register_state instead"
-            warnings.warn(text, DeprecationWarning, stacklevel=2)
-            cls.weights = vars(cls)["_weights"]  # type: ignore[method-assign]
 
     # The step of a method
 
@@ -268,6 +263,7 @@ class Adapter(nn.Module):
             for name in ("skipped", "restored", "standing"):
                 setattr(descent, name, getattr(self.descent, name))
             self.descent.clear()
+            self.descent.release()
             self.descent = descent
         self.executor, self._networks = executor, {}
 
@@ -330,9 +326,9 @@ class Adapter(nn.Module):
             if optimizer is not None and self.descent is not None:
                 optimizer.load_state_dict(nested)
                 self.descent.optimizer = optimizer
-            for name in self._declared:
-                given = state_dict.get(f"state.{name}")
-                setattr(self, name, None if given is None else given.to(self._device_of(name), copy=True))
+            for name, start in self._declared.items():
+                given, where = state_dict.get(f"state.{name}"), self.device if start is None else start.device
+                setattr(self, name, None if given is None else given.to(where, copy=True))
         self.generator.set_state(state_dict["generator"].cpu())
         self.skipped = int(state_dict["skipped"])
 
@@ -356,9 +352,6 @@ class Adapter(nn.Module):
             prefix, _, name = key.partition(".")
             found[key] = getattr(self, prefix).get_buffer(name)
         return found
-
-    def _weights(self) -> dict[str, Tensor]:
-        return Adapter.weights(self)  # for classes that extend it under this earlier name
 
     def origin(self) -> dict[str, Tensor]:
         """The adapted parameters as they were after construction, by name: the tensors themselves, not to be changed."""
@@ -417,10 +410,6 @@ class Adapter(nn.Module):
         named = {f"state.{name}": getattr(self, name) for name in self._declared}
         return {key: value for key, value in named.items() if value is not None}
 
-    def _device_of(self, name: str) -> torch.device:
-        start = self._declared[name]
-        return self.device if start is None else start.device
-
     def _restart(self) -> None:
         with torch.inference_mode(False), torch.no_grad():
             for key, value in self.weights().items():
@@ -428,7 +417,6 @@ class Adapter(nn.Module):
                 name = key.partition(".")[2]
                 if start is not None or name in self._start:
                     value.copy_(self._start[name] if start is None else start)
-            getattr(self, "_restore_initial", lambda: None)()   # of a class written for an earlier version
             for name, start in self._declared.items():
                 setattr(self, name, None if start is None else start.clone())
         if self.descent is not None:

@@ -336,6 +336,9 @@ class Descent:
         """Forget the gradients there are."""
         self.optimizer.zero_grad()
 
+    def release(self) -> None:
+        """Leave the optimizer's state as torch keeps it."""
+
     def _put_back(self) -> None:
         if self._kept is not None:
             with torch.no_grad():

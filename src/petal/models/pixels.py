@@ -15,22 +15,22 @@ from petal.errors import PetalWarning
 from petal.models.normalize import find_normalize
 
 
-class Pixels(NamedTuple):
+class PixelStatistics(NamedTuple):
     """Mean and standard deviation, over all channels, of the pixels a network was trained on."""
 
     mean: float
     std: float
 
 
-UNIT_PIXELS = Pixels(0.45, 0.25)  #: photographs in [0, 1]
-NORMALIZED_PIXELS = Pixels(0.0, 1.0)  #: after `(x - mean) / std`
-BYTE_PIXELS = Pixels(115.0, 64.0)  #: photographs in 0..255
+UNIT_PIXELS = PixelStatistics(0.45, 0.25)  #: photographs in [0, 1]
+NORMALIZED_PIXELS = PixelStatistics(0.0, 1.0)  #: after `(x - mean) / std`
+BYTE_PIXELS = PixelStatistics(115.0, 64.0)  #: photographs in 0..255
 
 _SLACK = 0.1  # resampling overshoots [0, 1] a little
 _FIRST_NORMALIZED = ("torchvision.models", "timm.models")  # plain networks of these expect normalised input
 
 
-def expected_input(model: nn.Module) -> Pixels:
+def expected_input(model: nn.Module) -> PixelStatistics:
     """What pixels a network expects, as (mean, std).
 
     All networks of `petal.models.build` expect [0, 1] (they normalise by themselves), unless built with `mean=None`
@@ -39,7 +39,7 @@ def expected_input(model: nn.Module) -> Pixels:
     differ.
 
     >>> expected_input(nn.Conv2d(3, 8, 3))
-    Pixels(mean=0.45, std=0.25)
+    PixelStatistics(mean=0.45, std=0.25)
     """
     for wrapper in ("_orig_mod", "module"):  # torch.compile, DataParallel
         inner = model._modules.get(wrapper)
@@ -47,7 +47,7 @@ def expected_input(model: nn.Module) -> Pixels:
             return expected_input(inner)
     stated = getattr(model, "pixels", None)
     if isinstance(stated, tuple) and len(stated) == 2:
-        return Pixels(float(stated[0]), float(stated[1]))
+        return PixelStatistics(float(stated[0]), float(stated[1]))
     if find_normalize(model) is None and type(model).__module__.startswith(_FIRST_NORMALIZED):
         return NORMALIZED_PIXELS
     return UNIT_PIXELS

@@ -11,7 +11,7 @@ from petal.models.normalize import Normalize
 from petal.models.pixels import NORMALIZED_PIXELS, UNIT_PIXELS
 
 
-class Bottleneck(nn.Module):
+class GroupedBottleneck(nn.Module):
     """1x1 down, grouped 3x3, 1x1 up, plus a shortcut; norms after the convolutions."""
 
     def __init__(self, inputs: int, planes: int, groups: int, base_width: int, stride: int) -> None:
@@ -63,8 +63,8 @@ class ResNeXt(nn.Module):
         self.bn_1 = nn.BatchNorm2d(64)
 
         def stage(inputs: int, planes: int, stride: int) -> nn.Sequential:
-            first = Bottleneck(inputs, planes, cardinality, base_width, stride)
-            rest = (Bottleneck(4 * planes, planes, cardinality, base_width, 1) for _ in range(blocks - 1))
+            first = GroupedBottleneck(inputs, planes, cardinality, base_width, stride)
+            rest = (GroupedBottleneck(4 * planes, planes, cardinality, base_width, 1) for _ in range(blocks - 1))
             return nn.Sequential(first, *rest)
 
         self.stage_1 = stage(64, 64, 1)

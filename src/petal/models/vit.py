@@ -10,7 +10,7 @@ from petal.errors import ModelError
 from petal.models.normalize import Normalize
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Self-attention and a two-layer perceptron, each after a layer norm and beside a shortcut."""
 
     def __init__(self, dim: int, heads: int, hidden: int) -> None:
@@ -53,7 +53,7 @@ class VisionTransformer(nn.Module):
         self.patch_embed = nn.Conv2d(3, dim, patch, patch)
         self.cls_token = nn.Parameter(torch.empty(1, 1, dim))
         self.pos_embed = nn.Parameter(torch.empty(1, 1 + (image_size // patch) ** 2, dim))
-        self.blocks = nn.Sequential(*(Block(dim, heads, 2 * dim) for _ in range(depth)))
+        self.blocks = nn.Sequential(*(TransformerBlock(dim, heads, 2 * dim) for _ in range(depth)))
         self.norm = nn.LayerNorm(dim)
         self.head = nn.Linear(dim, classes)
         nn.init.trunc_normal_(self.cls_token, std=0.02)

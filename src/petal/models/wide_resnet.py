@@ -10,7 +10,7 @@ from petal.models.initialize import initialize_
 from petal.models.normalize import Normalize
 
 
-class Block(nn.Module):
+class WideBlock(nn.Module):
     """norm, relu, conv, twice, plus a shortcut.
 
     Where the number of channels changes, the first norm and relu stand before the fork: the 1x1 shortcut sees the
@@ -40,8 +40,8 @@ class Group(nn.Module):
 
     def __init__(self, blocks: int, inputs: int, outputs: int, stride: int, dropout: float) -> None:
         super().__init__()
-        first = Block(inputs, outputs, stride, dropout)
-        self.layer = nn.Sequential(first, *(Block(outputs, outputs, 1, dropout) for _ in range(blocks - 1)))
+        first = WideBlock(inputs, outputs, stride, dropout)
+        self.layer = nn.Sequential(first, *(WideBlock(outputs, outputs, 1, dropout) for _ in range(blocks - 1)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Run the blocks."""

@@ -166,7 +166,7 @@ def samples(section: Section, each: int = 4) -> Drawing | None:
     caption = (f"Images of each domain; below each its true class, then the predictions of {names}, one per line: ✓ right, "
                "✗ wrong and the predicted class, with the probability. The frame (dashed if wrong) is the first one's. "
                f"Of the images kept, {right}; these are a few images, not a score.")
-    return Drawing("samples", "SampleImages of each domain", caption, figure, photographic=True)
+    return Drawing("samples", "Samples of each domain", caption, figure, photographic=True)
 
 
 def _chosen_samples(section: Section) -> list[tuple[ResultRow, SampleImages]]:

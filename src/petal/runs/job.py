@@ -37,7 +37,7 @@ from petal.runs.records import (
     read_records,
     score,
 )
-from petal.runs.samples import SampleImages
+from petal.runs.samples import SampleWriter
 
 DONE = -1                                   # what ranks are told instead of a position when a job is done
 SECONDS = 20.0                              # between checkpoints, unless the user counts batches
@@ -169,7 +169,7 @@ class _Running:
         self.distance = distance_from_start(self.adapter)
         self.stream = opened.stream(job.order)
         self.checkpoints = Checkpoints(place)
-        self.samples = SampleImages(place, self.stream)
+        self.samples = SampleWriter(place, self.stream)
         self.seconds = 0.0
         self.wait, self.last = SECONDS, time.monotonic()
         self.about = {**describe_job(job), "batches": len(self.stream), "fingerprint": self.stream.fingerprint()}

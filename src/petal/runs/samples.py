@@ -28,7 +28,7 @@ class Sample:
     probability: float
 
 
-class SampleImages:
+class SampleWriter:
     """The first images of each domain, at its highest severity, with their predictions."""
 
     def __init__(self, place: Path, stream: Stream) -> None:

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from petal._version import __version__
 from petal.errors import ConfigError
-from petal.serve.http import AccessLog, Memory, read_body
+from petal.serve.http import AccessLog, BodyMemory, read_body
 from petal.serve.inputs import Refused
 from petal.serve.rest import Endpoints, add_refusals, metrics_endpoint
 from petal.serve.settings import Settings
@@ -92,7 +92,7 @@ class Admin:
         self.plane, self.settings = plane, settings
         self.worker, self.watch = plane.model.worker, plane.model.watch
         self.began = time.time()
-        self.memory = Memory(2**20)
+        self.memory = BodyMemory(2**20)
         self._encoded: tuple[float, list[dict[str, Any]]] = (0.0, [])
 
     async def page(self, name: str = "") -> Response:

@@ -80,7 +80,7 @@ def protocol(settings: Settings) -> type[HttpToolsProtocol]:
     return Limited
 
 
-class Memory:
+class BodyMemory:
     """The bytes of all bodies that are being read or decoded, bounded together."""
 
     def __init__(self, limit: int) -> None:
@@ -99,7 +99,7 @@ class Memory:
 class Share:
     """A request's part of the memory."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: BodyMemory) -> None:
         self.memory, self.bytes = memory, 0
 
     def add(self, count: int) -> None:

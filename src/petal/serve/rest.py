@@ -17,7 +17,7 @@ from petal._version import __version__
 from petal.errors import PetalError
 from petal.serve import inputs
 from petal.serve._kserve import InvalidInput, ModelNotFound, V2Endpoints, schema
-from petal.serve.http import AccessLog, Memory, read_body
+from petal.serve.http import AccessLog, BodyMemory, read_body
 from petal.serve.inputs import Refused
 from petal.serve.queue import SOURCE, Busy, Closed
 from petal.serve.settings import Settings
@@ -63,7 +63,7 @@ class Endpoints(V2Endpoints):               # type: ignore[misc]
     def __init__(self, plane: Plane, settings: Settings) -> None:
         super().__init__(plane)
         self.settings = settings
-        self.memory = Memory(max(8 * settings.body, 64 * 2**20))
+        self.memory = BodyMemory(max(8 * settings.body, 64 * 2**20))
 
     async def live(self) -> Response:
         """True while the process does its work; if it does not, restart it."""
