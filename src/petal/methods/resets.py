@@ -19,6 +19,18 @@ def restart(adapter: Adapter, start: Values, when: Tensor | bool = True, optimiz
     adapter.descent.restart(start, when, adapter._fresh_optimizer if optimizer else None)
 
 
+def forget_steps(adapter: Adapter, when: Tensor | bool = True) -> None:
+    """Let the optimizer begin anew, with the settings that it has, where one boolean is true."""
+    descent = adapter.descent
+    assert descent is not None, "a method that resets itself calls adapt() in its constructor"
+
+    def emptied() -> torch.optim.Optimizer:
+        descent.optimizer.state.clear()
+        return descent.optimizer
+
+    descent.restart(adapter.adapted, when, emptied)
+
+
 @dataclass(frozen=True)
 class Every:
     """True after every so many updates; the method declares the counter, an integer on the device."""
