@@ -79,6 +79,23 @@ def marginal_entropy(logits: Tensor) -> Tensor:
     return -(log_p.exp() * log_p).sum()
 
 
+def relations_kept(features: Tensor, labels: Tensor, organised: Tensor) -> Tensor:
+    """How unlike the relations of classes are those of `organised`, one row a class: -1 where they are alike (OBAO).
+
+    Relations are the cosines between the class means of features [N, D] by their labels, and between the rows [C, D']; of
+    the classes that there are, they are compared by the cosine of all of them.
+
+    >>> relations_kept(torch.eye(2), torch.tensor([0, 1]), 3 * torch.eye(3))
+    tensor(-1.)
+    """
+    members = F.one_hot(labels, len(organised)).to(features.dtype)
+    count = members.sum(0)
+    means = members.T @ features / count.clamp(min=1)[:, None]
+    there = (count[:, None] * count > 0).to(features.dtype)
+    now, then = (F.normalize(rows, dim=1) @ F.normalize(rows, dim=1).T * there for rows in (means, organised))
+    return -(now * then).sum() / (now.square().sum() * then.square().sum()).sqrt()
+
+
 def nearest(features: Tensor, prototypes: Tensor, there: Tensor) -> Tensor:
     """The prototype [N, D] of highest cosine to each feature; of [C, D], those that are `there` [C]."""
     cosine = F.normalize(features, dim=1) @ F.normalize(prototypes, dim=1).T

@@ -9,7 +9,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from petal.calls import logits_in
 from petal.engine.flat import Layout
-from petal.methods.network import Features, Recorder
+from petal.methods.network import Features, Recorder, logits_of
 
 
 def matrix_weights(network: nn.Module) -> set[str]:
@@ -130,7 +130,7 @@ class _Kept(nn.Module):
 def last_layer(network: nn.Module, x: Tensor) -> str:
     """The name of the last linear layer to run on a batch."""
     with torch.no_grad(), Recorder(network) as recorder:
-        network(x)
+        logits_of(network, x)
         recorder.taken()
     names = {layer: name for name, layer in network.named_modules()}
     return names[recorder.last] if recorder.last is not None else ""

@@ -8,10 +8,13 @@ from petal.methods.cotta import CoTTA
 from petal.methods.deyo import DeYO
 from petal.methods.eata import EATA
 from petal.methods.eta import ETA
+from petal.methods.gold import GOLD
 from petal.methods.lame import LAME
 from petal.methods.memo import MEMO
 from petal.methods.memory import CSTU, PBRS, Memory
 from petal.methods.note import NOTE
+from petal.methods.obao import OBAO
+from petal.methods.palm import PALM
 from petal.methods.petal import Petal
 from petal.methods.petta import PeTTA
 from petal.methods.pseudo_label import PseudoLabel
@@ -51,6 +54,9 @@ METHODS: dict[str, type[Adapter]] = {
     "petta": PeTTA,
     "lame": LAME,
     "memo": MEMO,
+    "palm": PALM,
+    "obao": OBAO,
+    "gold": GOLD,
 }
 
 __all__ = [
@@ -59,10 +65,13 @@ __all__ = [
     "CSTU",
     "EATA",
     "ETA",
+    "GOLD",
     "LAME",
     "MEMO",
     "METHODS",
     "NOTE",
+    "OBAO",
+    "PALM",
     "PBRS",
     "RMT",
     "ROID",

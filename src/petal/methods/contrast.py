@@ -62,6 +62,14 @@ def prototypes_of(adapter: Adapter, statistics: SourceStatistics) -> tuple[Tenso
     return statistics.prototypes.to(adapter.device, adapter.dtype), statistics.counts.to(adapter.device) > 0
 
 
+def classifier(model: nn.Module) -> tuple[str, nn.Linear]:
+    """Name and layer of the last linear layer."""
+    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise ConfigError("the method needs a network that ends in a linear layer, and this one has none")
+    return layers[-1]
+
+
 def head(adapter: Adapter, name: str, value: Tensor) -> dict[str, nn.Parameter]:
     """A further parameter of the network, which its own forward pass does not use. `reset` keeps its random numbers."""
     if hasattr(adapter.model, name):

@@ -160,6 +160,23 @@ class Pull:
 
 
 @dataclass(frozen=True, eq=False)
+class Scale:
+    """Each tensor goes its share of the optimizer's step: rates by `shares` [tensors], on the device (PALM)."""
+
+    shares: Tensor
+    elementwise = False
+
+    def prepare(self, weights: Weights) -> list[Tensor]:
+        """Where the step begins."""
+        return [value.detach().clone() for value in weights.values]
+
+    def apply_(self, weights: Weights, prepared: list[Tensor]) -> None:
+        """Shorten or lengthen the step."""
+        for value, before, share in zip(weights.values, prepared, self.shares, strict=True):
+            value.copy_(before + share * (value - before))
+
+
+@dataclass(frozen=True, eq=False)
 class Kalman:
     """Weights filtered over time: a hidden state follows them by a Kalman gain, and they move toward it (CMF).
 

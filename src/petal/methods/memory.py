@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from petal.errors import InputError
+from petal.functional import entropy
 from petal.methods.base import Adapter
 from petal.methods.inputs import check_number, check_remembered
 
@@ -93,10 +94,10 @@ class Memory:
         if written:
             places, indices = torch.tensor([[*written], [*written.values()]]).to(x.device)
             owner.memory_samples = owner.memory_samples.index_copy(0, places, x[indices])
-            rows = torch.full((self.capacity, 3), -1.0).double()
+            rows = [[-1.0] * 3 for _ in range(self.capacity)]
             for kept in (kept for items in held.values() for kept in items):
-                rows[kept.place] = rows.new_tensor([kept.label, kept.number, kept.uncertainty])
-            owner.memory_facts = rows
+                rows[kept.place] = [kept.label, kept.number, kept.uncertainty]
+            owner.memory_facts = torch.tensor(rows, dtype=torch.float64)
         owner.memory_seen = torch.tensor(seen)
 
     def held(self) -> dict[int, list[Kept]]:
@@ -150,6 +151,56 @@ class CSTU(Memory):
         """How much a sample deserves to go (eq. 6)."""
         recency = self.timeliness / (1 + math.exp(-age / self.capacity))
         return recency + self.uncertainty * entropy / math.log(max(self.classes, 2))
+
+
+class LowEntropy(Memory):
+    """OBAO's memory of what the method was sure of: samples whose entropy is below `margin` · ln C, with a label.
+
+    In a full memory the newcomers of a batch take the places of the samples of highest entropy, even if theirs is higher, as
+    in the released code; more newcomers than there are places are dropped.
+    """
+
+    def __init__(self, owner: Adapter, capacity: int, margin: float) -> None:
+        super().__init__(owner, capacity)
+        check_number("margin", margin, low=0)
+        self.margin = margin
+        self.leaving: list[Kept] | None = None
+
+    def facts(self, logits: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Label, by default that of the logits, and entropy."""
+        uncertainty = entropy(logits.detach())
+        sure = uncertainty < self.margin * math.log(logits.shape[1])
+        labels = logits.detach().argmax(1) if labels is None else labels
+        return torch.stack([labels.double().where(sure, -1.0), uncertainty.double()], 1).cpu()
+
+    def add(self, x: Tensor, facts: Tensor) -> None:
+        """Take samples in, one after the other."""
+        self.leaving = None
+        super().add(x, facts)
+        self.leaving = None
+
+    def choose(self, held: dict[int, list[Kept]], label: int, facts: Sequence[float], seen: int) -> Kept | bool:
+        """A free place, or that of the next to leave: those that were there when it became full, the least sure first."""
+        if sum(map(len, held.values())) < self.capacity:
+            return True
+        if self.leaving is None:
+            every = (kept for items in held.values() for kept in items)
+            self.leaving = sorted(every, key=lambda kept: kept.uncertainty)
+        return self.leaving.pop() if self.leaving else False
+
+    def drawn(self, count: int) -> tuple[Tensor, Tensor] | None:
+        """The samples and their labels, or so many by chance where there are more; None if there is none."""
+        owner = self.owner
+        labels = owner.memory_facts[:, 0]
+        places = (labels >= 0).nonzero().flatten()
+        if not len(places):
+            return None
+        labels, places = labels[places].long().to(owner.device), places.to(owner.device)
+        if len(places) > count:
+            chance = torch.rand(len(places), generator=owner.generator, device=owner.device, dtype=torch.float64)
+            chosen = chance.argsort()[:count]
+            labels, places = labels[chosen], places[chosen]
+        return owner.memory_samples[places], labels
 
 
 class PBRS(Memory):

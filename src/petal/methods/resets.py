@@ -30,6 +30,18 @@ def forget(adapter: Adapter, when: Tensor) -> None:
             setattr(adapter, name, value.masked_fill(when, 0) if start is None else torch.where(when, start, value))
 
 
+def forget_steps(adapter: Adapter, when: Tensor | bool = True) -> None:
+    """Let the optimizer begin anew, with the settings that it has, where one boolean is true."""
+    descent = adapter.descent
+    assert descent is not None, "a method that resets itself calls adapt() in its constructor"
+
+    def emptied() -> torch.optim.Optimizer:
+        descent.optimizer.state.clear()
+        return descent.optimizer
+
+    descent.restart(adapter.adapted, when, emptied)
+
+
 @dataclass(frozen=True)
 class Every:
     """True after every so many updates; the method declares the counter, an integer on the device."""

@@ -13,7 +13,7 @@ from petal.errors import ConfigError
 from petal.functional import symmetric_cross_entropy
 from petal.methods.base import Adapter, OptimizerFactory
 from petal.methods.contrast import ADAPTS, chosen
-from petal.methods.descent import Ema
+from petal.methods.descent import After, Ema
 from petal.methods.inputs import check_choice, check_number
 from petal.methods.mean_teacher import network_with
 
@@ -44,15 +44,21 @@ class SelfTraining(Adapter):
         self.augment = Views() if augment is None else augment
 
     def begin(
-        self, lr: float, optimizer: OptimizerFactory | None, heads: Mapping[str, nn.Parameter], without: Iterable[str] = ()
-    ) -> None:
-        """Say what adapts, with further parameters of the network's and without some, and make the teacher."""
-        known = chosen(self.model, self.adapts) | dict(heads)
-        parameters = {name: parameter for name, parameter in known.items() if name not in set(without)}
-        if not parameters.keys() - heads.keys():
+        self, lr: float, optimizer: OptimizerFactory | None, heads: Mapping[str, nn.Parameter],
+        without: Iterable[str] = (), shares: Mapping[str, float] | None = None,
+    ) -> None:  # fmt: skip
+        """Say what adapts, with further parameters of the network's and without some, and make the teacher.
+
+        `shares` are of the rate, for parameters that have another than `lr`.
+        """
+        known = chosen(self.model, self.adapts)
+        if not known.keys() - heads.keys():
             raise ConfigError(f"{type(self).__name__} adapts {self.adapts!r} parameters and this network has none")
+        leave = set(without) - heads.keys()
+        parameters = {name: parameter for name, parameter in (known | dict(heads)).items() if name not in leave}
         self.register_network("teacher", network_with(self.model, None))
-        self.adapt(parameters, lr, optimizer)
+        others = {name: share for name, share in (shares or {}).items() if share != 1}
+        self.adapt(parameters, {name: lr * others.get(name, 1.0) for name in parameters} if others else lr, optimizer)
 
     def self_training(self, logits: Tensor, again: Tensor, target: Tensor) -> Tensor:
         """Symmetric cross-entropy with the teacher, of the batch and of its view."""
@@ -61,7 +67,11 @@ class SelfTraining(Adapter):
 
     def follow(self, loss: Tensor) -> Tensor:
         """A step, and the teacher after it."""
-        return self.descend(loss, after=[Ema(self.teacher, self.ema)])
+        return self.descend(loss, after=self.after())
+
+    def after(self) -> list[After]:
+        """The teacher's average."""
+        return [Ema(self.teacher, self.ema)]
 
     def prediction(self, x: Tensor) -> Tensor:
         """By student and teacher."""

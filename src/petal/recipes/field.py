@@ -1,5 +1,6 @@
 """Rows of the methods of the field, with the settings of their authors for each benchmark."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -8,7 +9,7 @@ from petal.augment import AugMix
 from petal.methods import METHODS
 from petal.recipes.published import Recipe
 from petal.recipes.row import Row
-from petal.recipes.settings import SGD
+from petal.recipes.settings import SGD, Adam
 
 V = TypeVar("V")
 
@@ -25,6 +26,9 @@ def field(recipe: Recipe) -> list[Row]:
     momentum = SGD(momentum=0.9)                                        # SAR's optimizer everywhere, in all released code
     whole: dict[str, Any] = {"lr": recipe.lr, "optimizer": recipe.optimizer, "augment": recipe.augment}
     flip = 0.5 if recipe.augment is None else recipe.augment.flip
+    obao = _row("obao", **whole, margin=by_benchmark(0.1, 0.1, 0.2), memory=by_benchmark(1000, 200, 1000),
+                memory_batch=by_benchmark(200, 200, 64), replay=by_benchmark(1.0, 1.0, 0.5),
+                relation=by_benchmark(1.0, 200.0, 1.0))
     calibrated = {"answer": "calibrated"}       # what NLL, Brier score and calibration error compare
     return [
         _row("eta", **affine, similarity=like),
@@ -45,8 +49,18 @@ def field(recipe: Recipe) -> list[Row]:
         _row("rmt", **whole),
         _row("santa", **whole),
         _variant("rmt-calibrated", _row("rmt", **whole), calibrated),
+        obao,
+        _variant("obao-calibrated", obao, calibrated),
+        _variant("obao-weights", obao, {"prototypes": "weights"}),
+        _row("gold", lr=recipe.lr, rank=by_benchmark(64, 64, 256), share=by_benchmark(0.1, 0.1, 0.02),
+             contrast=by_benchmark(1.0, 1.0, 2.0), adapts=by_benchmark("weights", "weights", "norm"),
+             augment=recipe.augment),
         _row("memo", lr=by_benchmark(5e-3, 5e-3, 2.5e-4), views=by_benchmark(32, 32, 64),
              augment=AugMix(flip=flip, crop=by_benchmark(None, None, (0.08, 1.0)))),
+        _row("palm", lr=by_benchmark(5e-4, 5e-4, 5e-5), threshold=by_benchmark(1.0, 0.5, 0.3),
+             temperature=by_benchmark(50.0, 100.0, 1000.0), momentum=by_benchmark(0.5, 0.1, 0.5),
+             margin=0.4 / math.log(recipe.classes), optimizer=by_benchmark(None, Adam(weight_decay=5e-4), None),
+             augment=recipe.augment),
         _row("rotta", augment=recipe.augment),
         _row("lame"),
         _row("note"),
