@@ -123,8 +123,13 @@ def test_what_goes_around_a_method() -> None:
     assert row.wrapper_options == {"guard": {"window": 700, "policy": "soften"}, "small": {"own": 0.5}}
     assert row.options["restore"] == Stochastic(0.01)
     assert pick_rows(known, ["petal"])[0].wraps == ()
+    first, second = pick_rows(known, ["eta+asr+small", "eta+reservoir"])
+    assert (first.label, first.random, first.wraps) == ("ETA + ASR + small", False, ("asr", "small"))
+    assert (second.label, second.random) == ("ETA + ReservoirTTA", True)        # its sample of styles is drawn
+    plain = known["roid-plain"].options
+    assert (plain["consistency"], plain["answer"]) == (False, "logits")
     for name, words in (
-        ("petal+gard", "did you mean guard"),
+        ("petal+gard", "did you mean .*guard"),
         ("petl+guard", "did you mean petal"),
         ("petal+guard+small", r"from the inside out: petal\+small\+guard"),
         ("petal+guard+guard", "given once"),

@@ -35,7 +35,7 @@ def fit(
     given: dict[str, Any],
     collect: Annotated[
         str | None,
-        typer.Option(help="Source statistics that some methods need, with commas: prototypes,fisher."),
+        typer.Option(help="Source statistics that some methods need, with commas: prototypes,fisher,styles."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, order and augmentation.")] = 0,
     device: Device = "auto",

@@ -27,7 +27,8 @@ Methods = Annotated[
     list[str] | None,
     typer.Option("--method", "-m", help="A row of the table; may be repeated. Default: the eight of Table 1. Also: "
                  "petal-none, petal-sres-0.03, the methods of a plugin, and any of them with a guard and the "
-                 "small-batch mode around it: petal+guard, petal+small, petal+small+guard."),
+                 "small-batch mode around it: petal+guard, petal+small, petal+small+guard. Around methods that adapt one "
+                 "network also resets when predictions collapse, eta+asr, and weights for each domain, eata+reservoir."),
 ]
 Orders = Annotated[list[str] | None, typer.Option("--order", help="Published orders: 1, or 1,3 or 1-10.")]
 Seeds = Annotated[list[str] | None, typer.Option("--seed", help="Seeds, as 0 or 0,2 or 0-4.")]

@@ -1,6 +1,7 @@
 """The style of a batch: what tells domains apart, whatever the images show."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -24,30 +25,28 @@ class LayerStyle:
     def __init__(self, network: nn.Module, layers: int = 3) -> None:
         check_number("layers", layers, low=1, whole=True)
         self.network, self.layers = network, layers
-        self.found: list[Tensor] = []
-        counted = [layer for layer in network.modules() if isinstance(layer, (_ConvNd, nn.Linear))]
-        if not counted:
+        self.counted = [layer for layer in network.modules() if isinstance(layer, (_ConvNd, nn.Linear))]
+        if not self.counted:
             raise ConfigError("the network has no convolution and no linear layer to take a style from: give style=")
-        for layer in counted:
-            layer.register_forward_hook(self._keep)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The style [D] of a batch."""
-        self.found = []
-        with torch.no_grad():
-            try:
-                logits_of(self.network, x)
-            except _EnoughError:
-                pass
-            style = torch.cat(self.found)
-        self.found = []
-        return style
+        found: list[Tensor] = []
 
-    def _keep(self, layer: nn.Module, _: tuple[Tensor, ...], output: Tensor) -> None:
-        values = (output.movedim(-1, 0) if isinstance(layer, nn.Linear) else output.movedim(1, 0)).flatten(1)   # [C, n]
-        self.found.append(values.var(1, correction=min(1, values.shape[1] - 1)).clamp(min=1e-8).log())
-        if len(self.found) == self.layers:
-            raise _EnoughError
+        def keep(layer: nn.Module, _: tuple[Tensor, ...], output: Tensor) -> None:
+            values = output.movedim(-1 if isinstance(layer, nn.Linear) else 1, 0).flatten(1)            # [C, n]
+            found.append(values.var(1, correction=min(1, values.shape[1] - 1)).clamp(min=1e-8).log())
+            if len(found) == self.layers:
+                raise _EnoughError
+
+        handles = [layer.register_forward_hook(keep) for layer in self.counted]
+        try:
+            with torch.no_grad(), suppress(_EnoughError):
+                logits_of(self.network, x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return torch.cat(found)
 
 
 class _EnoughError(Exception):

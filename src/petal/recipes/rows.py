@@ -14,7 +14,7 @@ from typing import Any
 from petal.augment import Views
 from petal.errors import ConfigError
 from petal.guard import Guard
-from petal.methods import METHODS, Adapter, Petal, SmallBatch, Wrapper
+from petal.methods import ASR, METHODS, Adapter, Petal, Reservoir, SmallBatch, Wrapper
 from petal.recipes.field import field
 from petal.recipes.names import unknown
 from petal.recipes.published import Recipe
@@ -24,7 +24,9 @@ from petal.restore import Fisher, Stochastic
 
 FIDELITIES = ("official", "paper")
 TABLE_1 = ("source", "bn", "pseudo-label", "tent-online", "tent", "cotta", "petal-sres", "petal")
-WRAPPERS: dict[str, type[Wrapper]] = {"small": SmallBatch, "guard": Guard}      # from the inside out
+WRAPPERS: dict[str, type[Wrapper]] = {                                             # from the inside out
+    "asr": ASR, "reservoir": Reservoir, "small": SmallBatch, "guard": Guard,
+}  # fmt: skip
 
 __all__ = ["FIDELITIES", "TABLE_1", "WRAPPERS", "Row", "load_plugin", "pick_rows", "rows"]
 
@@ -105,8 +107,10 @@ def _pick(known: Mapping[str, Row], wanted: str) -> Row:
     if order != around:
         right = "+".join([name, *order])
         raise ConfigError(f"{wanted!r}: what goes around a method is given once and from the inside out: {right}")
-    row = known[name]
-    return replace(row, name=wanted, label=" + ".join([row.label, *around]), wraps=tuple(around)) if around else row
+    row, cards = known[name], {wrapper: WRAPPERS[wrapper].card for wrapper in around}
+    label = " + ".join([row.label, *(wrapper if card is None else card.title for wrapper, card in cards.items())])
+    random = row.random or any(card is not None and card.random for card in cards.values())
+    return replace(row, name=wanted, label=label, random=random, wraps=tuple(around)) if around else row
 
 
 def takes_posterior(method: type[Adapter]) -> bool:

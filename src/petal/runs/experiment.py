@@ -252,7 +252,8 @@ class OpenExperiment:
         if self.ranks is not None and isinstance(adapter, MeanTeacher):
             parallelize(adapter, self.ranks)
         for name in row.wraps:
-            adapter = WRAPPERS[name](adapter, **row.wrapper_options.get(name, {}))
+            known = {"statistics": self.statistics} if needs_statistics(WRAPPERS[name]) else {}
+            adapter = WRAPPERS[name](adapter, **known, **row.wrapper_options.get(name, {}))
         return adapter
 
     def _statistics_for(self, row: Row) -> SourceStatistics | None:

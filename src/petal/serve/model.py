@@ -89,7 +89,8 @@ def experiment_of(settings: Settings) -> tuple[Experiment, Row]:
     (row,) = experiment.rows([_row_name(settings)], [*settings.set, *_guard_settings(settings)])
     if settings.posterior is not None and takes_posterior(METHODS[row.method]):
         experiment = replace(experiment, posterior=str(settings.posterior))
-    if settings.statistics is not None and needs_statistics(METHODS[row.method]):
+    kinds = [METHODS[row.method], *(WRAPPERS[name] for name in row.wraps)]
+    if settings.statistics is not None and any(map(needs_statistics, kinds)):
         experiment = replace(experiment, statistics=str(settings.statistics))
     return experiment, row
 
