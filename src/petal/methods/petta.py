@@ -27,8 +27,8 @@ class PeTTA(Adapter):
     teacher, plus `anchor` times the cross-entropy under the source, plus the regularizer ("cosine", "l2" or "none") with
     the weight λ = `pull` · γ; the teacher moves by α = (1 - `ema`) · (1 - γ). γ = 1 - exp(-D) is in [0, 1], where D is the
     mean squared distance of the teacher's running class means to the source's, by the source's variance, over the classes
-    of the batch (eq. 5-6). `adaptive_pull` and `adaptive_ema` switch the two uses of γ. The class means move by the share
-    `prototype_momentum`. Defaults are those of the authors' code for CIFAR-10.
+    of the batch (eq. 5-6). `adaptive_pull` and `adaptive_ema` switch the two uses of γ. Of the class means
+    `prototype_momentum` stays. Defaults are those of the authors' code for CIFAR-10.
 
     `statistics` are those of `petal.collect_statistics(model, loader, ["prototypes"], labels="predicted",
     batch_statistics=False)`; the authors' are of the source's test split. A class of fewer than two images has no variance
@@ -51,14 +51,14 @@ class PeTTA(Adapter):
         lr: float = 1e-3,
         memory: int = 64,
         ema: float = 0.999,
-        momentum: float = 0.05,
+        norm_momentum: float = 0.05,
         timeliness: float = 1.0,
         uncertainty: float = 1.0,
         pull: float = 10.0,
         regularizer: str = "cosine",
         anchor: float = 1.0,
         loss: str = "symmetric",
-        prototype_momentum: float = 0.05,
+        prototype_momentum: float = 0.95,
         adaptive_pull: bool = True,
         adaptive_ema: bool = True,
         augment: Augment | None = None,
@@ -68,7 +68,7 @@ class PeTTA(Adapter):
         episodic: bool = False,
         seed: int | torch.Generator = 0,
     ) -> None:
-        shares = (("ema", ema), ("momentum", momentum), ("prototype_momentum", prototype_momentum))
+        shares = (("ema", ema), ("norm_momentum", norm_momentum), ("prototype_momentum", prototype_momentum))
         for name, share in shares:
             check_number(name, share, low=0, high=1)
         check_number("pull", pull, low=0)
@@ -77,8 +77,8 @@ class PeTTA(Adapter):
         check_choice("loss", loss, ("symmetric", "cross-entropy"))
         statistics.check(model, "prototypes")
         super().__init__(
-            model, batch_statistics=False, norm=lambda layer: RobustNorm(layer, momentum), steps=steps, episodic=episodic,
-            seed=seed,
+            model, batch_statistics=False, norm=lambda layer: RobustNorm(layer, norm_momentum), steps=steps,
+            episodic=episodic, seed=seed,
         )  # fmt: skip
         self.ema, self.pull, self.regularizer, self.anchor, self.loss = ema, pull, regularizer, anchor, loss
         self.prototype_momentum, self.adaptive_pull, self.adaptive_ema = prototype_momentum, adaptive_pull, adaptive_ema
@@ -122,7 +122,7 @@ class PeTTA(Adapter):
         distance = ((self.prototypes - mean).square() / (var + 1e-6)).mean(1)
         seen = ((count > 0) & (counts > 1)).to(distance)
         now = members.T @ features.where(good[:, None], 0) / count.clamp(min=1)[:, None]
-        moved = self.prototypes.lerp(now, self.prototype_momentum)
+        moved = now.lerp(self.prototypes, self.prototype_momentum)
         self.prototypes = moved.where(count[:, None] > 0, self.prototypes)
         return 1 - torch.exp(-(distance * seen).sum() / seen.sum().clamp(min=1))
 
