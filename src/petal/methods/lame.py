@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from petal.augment import in_full
 from petal.methods.base import Adapter
 from petal.methods.card import Card
 from petal.methods.inputs import check_choice, check_number
@@ -61,11 +62,11 @@ class LAME(Adapter):
     def prediction(self, x: Tensor) -> Tensor:
         """The corrected probabilities, in the form asked for."""
         with torch.no_grad():
-            features, logits = self.features(self.model, x)
+            features, logits = (in_full(value) for value in self.features(self.model, x))
             near = self.affinities(F.normalize(features, dim=1))
             unary = -(logits.softmax(1) + 1e-10).log()
             log_y = self.agreed(unary, 0.5 * (near + near.T) if self.symmetric else near)
-            return log_y if self.answer == "calibrated" else log_y.exp()
+            return (log_y if self.answer == "calibrated" else log_y.exp()).to(self.dtype)
 
     def affinities(self, features: Tensor) -> Tensor:
         """W [N, N] of normalised features."""

@@ -82,7 +82,7 @@ class ROID(AffineAdapter):
                 weights, counts = torch.ones_like(weights), torch.ones_like(counts)
         loss = (weights * soft_likelihood_ratio(logits)).sum()
         if self.consistency:
-            which = slice(None) if self.whole or not self.weighting else counts
+            which = slice(None) if self.whole or not self.weighting else self.apart(counts)
             again = self.logits(self.model, self.augmented(x[which], self.augment))
             loss = loss + self.consistency * (weights[which] * symmetric_cross_entropy(again, logits[which])).sum()
         made = self.descend(loss / (self.batch_size or len(x)), after=self.after())
