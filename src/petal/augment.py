@@ -318,7 +318,7 @@ class AugMix:
 
 
 def in_full(x: Tensor) -> Tensor:
-    """Images in float32 where they are in half precision."""
+    """Images, or other values, in float32 where they are in half precision."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x  # half has too few bits for positions
 
 

@@ -22,6 +22,7 @@ def test_lame_is_that_of_public_code(name: str) -> None:
         answer = adapter(x)
         assert (answer.exp() - expected).abs().max() < 1e-12
         assert (answer.softmax(1) - expected).abs().max() < 1e-12
+        assert (petal.LAME(model, **settings, answer="own")(x) - expected).abs().max() < 1e-12
     assert all(torch.equal(value, before[key]) for key, value in adapter.state_dict().items())
     quick = fast(petal.LAME(small(dtype=torch.float32)[0], **settings))
     assert torch.allclose(quick(batches[0].float()).exp().double(), golden["probabilities"][0], atol=1e-3)
@@ -52,7 +53,7 @@ def test_settings_change_what_they_say() -> None:
     knn = [petal.LAME(model, affinity="knn", symmetric=symmetric)(batches[0]) for symmetric in (False, True)]
     assert not torch.allclose(*knn, atol=1e-9)
     for wrong in ({"affinity": "rbg"}, {"neighbours": 0}, {"sigma": 0}, {"weight": -1}, {"iterations": 0},
-                  {"tolerance": -1}):  # fmt: skip
+                  {"tolerance": -1}, {"answer": "logits"}):  # fmt: skip
         with pytest.raises(ConfigError, match=f"{next(iter(wrong))} must be"):
             petal.LAME(model, **wrong)
 

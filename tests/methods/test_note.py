@@ -20,7 +20,7 @@ def test_note_is_its_authors(name: str) -> None:
 def test_images_after_an_update_are_predicted_by_the_network_of_then() -> None:
     model, batches = small()
     x = batches[0, :9]
-    options = {"memory": 6, "every": 4, "lr": 0.05, "momentum": 0.3}
+    options = {"memory": 6, "every": 4, "lr": 0.05, "norm_momentum": 0.3}
     whole, single = petal.NOTE(model, **options), petal.NOTE(model, **options)
     single.generator.set_state(whole.generator.get_state())
     before = whole.state_dict()
@@ -42,10 +42,10 @@ def test_settings_change_what_they_say() -> None:
         return torch.stack([adapter(x) for x in batches[:3]])[-1]
 
     base = after()
-    for changed in ({"memory": 6}, {"every": 8}, {"momentum": 0.3}, {"shrink": 1.0}, {"temperature": 2.0}, {"epochs": 2},
+    for changed in ({"memory": 6}, {"every": 8}, {"norm_momentum": 0.3}, {"shrink": 1.0}, {"temperature": 2.0}, {"epochs": 2},
                     {"lr": 0.1}, {"steps": 2}, {"episodic": True}, {"seed": 1}):  # fmt: skip
         assert not torch.allclose(base, after(**changed), atol=1e-9), changed
-    for wrong in ({"memory": 0}, {"every": 0}, {"epochs": 0}, {"shrink": -1}, {"momentum": 2}, {"temperature": 0}):
+    for wrong in ({"memory": 0}, {"every": 0}, {"epochs": 0}, {"shrink": -1}, {"norm_momentum": 2}, {"temperature": 0}):
         with pytest.raises(ConfigError, match=f"{next(iter(wrong))} must be"):
             petal.NOTE(model, **wrong)
 

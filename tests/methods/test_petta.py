@@ -36,13 +36,13 @@ def test_settings_change_what_they_say() -> None:
         return torch.stack([adapter(x) for x in batches[:3]])[-1]
 
     base = after()
-    for changed in ({"memory": 9}, {"ema": 0.5}, {"momentum": 0.3}, {"timeliness": 0.0}, {"uncertainty": 0.0},
+    for changed in ({"memory": 9}, {"ema": 0.5}, {"norm_momentum": 0.3}, {"timeliness": 0.0}, {"uncertainty": 0.0},
                     {"pull": 100.0},
                     {"regularizer": "l2"}, {"regularizer": "none"}, {"anchor": 0.0}, {"loss": "cross-entropy"},
                     {"prototype_momentum": 0.5}, {"adaptive_pull": False}, {"adaptive_ema": False},
                     {"augment": petal.Views()}, {"lr": 0.1}, {"steps": 2}, {"episodic": True}):  # fmt: skip
         assert not torch.allclose(base, after(**changed), atol=1e-9), changed
-    for wrong in ({"memory": 0}, {"ema": 2}, {"momentum": -1}, {"pull": -1}, {"anchor": -1}, {"regularizer": "L2"},
+    for wrong in ({"memory": 0}, {"ema": 2}, {"norm_momentum": -1}, {"pull": -1}, {"anchor": -1}, {"regularizer": "L2"},
                   {"loss": "ce"}, {"prototype_momentum": 2}):  # fmt: skip
         with pytest.raises(ConfigError, match=f"{next(iter(wrong))} must be"):
             petal.PeTTA(model, statistics(), **wrong)
@@ -57,7 +57,7 @@ def test_the_divergence_is_the_papers() -> None:
     known = petal.SourceStatistics(
         prototypes=mean.repeat(1, 6), variances=torch.full((5, 12), 2.0), counts=torch.tensor([5, 5, 5, 1, 0])
     )
-    adapter = petal.PeTTA(network(), known, prototype_momentum=0.25)
+    adapter = petal.PeTTA(network(), known, prototype_momentum=0.75)
     adapter.prototypes = known.prototypes + torch.tensor([1.0, 2, 3, 4, 5])[:, None]
     before = adapter.prototypes.clone()
     labels = torch.tensor([0, 2, 2, 3, 4])

@@ -48,6 +48,15 @@ class AffineAdapter(Adapter):
         with torch.inference_mode(False):
             self.start = self.origin()
 
+    def apart(self, keep: Tensor) -> Tensor:
+        """Which samples go through the network as a batch of their own: those to keep, as the field's code has it.
+
+        All of them if one alone is left and the network has batch norms of vectors, which cannot normalise it by itself.
+        """
+        chosen = keep.nonzero().squeeze(1)
+        lonely = len(chosen) == 1 and any(isinstance(layer, nn.BatchNorm1d) for layer in self.model.modules())
+        return torch.arange(len(keep), device=keep.device) if lonely else chosen
+
 
 def norm_parameters(adapter: Adapter) -> dict[str, nn.Parameter]:
     """Scale and shift of the normalisation layers of a method's network; an error if it has none."""

@@ -42,7 +42,7 @@ class CMF(ROID):
         temperature: float = 1 / 3,
         momentum: float = 0.9,
         weighting: bool = True,
-        consistency: bool = True,
+        consistency: float = 1.0,
         augment: Augment | None = None,
         augmented: str = "kept",
         answer: str = "own",

@@ -83,7 +83,7 @@ class DeYO(AffineAdapter):
 
     def drop(self, x: Tensor, logits: Tensor, keep: Tensor) -> Tensor:
         """PLPD: how much of its probability the predicted class loses; -2 where that was not asked."""
-        chosen = keep.nonzero().squeeze(1) if self.destroyed == "reliable" else torch.arange(len(x), device=x.device)
+        chosen = self.apart(keep if self.destroyed == "reliable" else torch.ones_like(keep))
         found = torch.full_like(logits[:, 0], -2)
         if len(chosen) == 0:
             return found

@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from petal.augment import in_full
 from petal.methods.base import Adapter
 from petal.methods.card import Card
 from petal.methods.inputs import check_choice, check_number
@@ -19,8 +20,10 @@ class LAME(Adapter):
     of `sigma`, or the mean distance to the nearest number `neighbours` (itself counted) if None; "knn", 1 for the nearest
     `neighbours` others; "linear", their cosine. `symmetric` takes the mean of W and its transpose.
 
-    Predictions and features are by the source's statistics. The authors' code returns probabilities, this their logarithm.
-    A batch of one image is its own neighbour, which sharpens its prediction (the authors' code has NaN there).
+    Predictions and features are by the source's statistics. The authors' code returns probabilities. `answer="calibrated"` is
+    their logarithm, whose softmax they are; "own" are the probabilities in the place of logits, as in the collection of the
+    field's code: the same classes, with confidences that compare with nobody's. A batch of one image is its own neighbour,
+    which sharpens its prediction (the authors' code has NaN there).
     """
 
     card = Card(
@@ -39,6 +42,7 @@ class LAME(Adapter):
         symmetric: bool = False,
         iterations: int = 100,
         tolerance: float = 1e-8,
+        answer: str = "calibrated",
     ) -> None:
         check_choice("affinity", affinity, ("rbf", "knn", "linear"))
         check_number("neighbours", neighbours, low=1, whole=True)
@@ -46,21 +50,23 @@ class LAME(Adapter):
         check_number("weight", weight, low=0)
         check_number("iterations", iterations, low=1, whole=True)
         check_number("tolerance", tolerance, low=0)
+        check_choice("answer", answer, ("own", "calibrated"))
         super().__init__(model, batch_statistics=False)
         self.affinity, self.neighbours, self.sigma, self.weight = affinity, neighbours, sigma, weight
-        self.symmetric, self.iterations, self.tolerance = symmetric, iterations, tolerance
+        self.symmetric, self.iterations, self.tolerance, self.answer = symmetric, iterations, tolerance, answer
 
     def step(self, x: Tensor) -> Tensor:
         """Predict; nothing is learned."""
         return self.prediction(x)
 
     def prediction(self, x: Tensor) -> Tensor:
-        """The logarithm of the corrected probabilities."""
+        """The corrected probabilities, in the form asked for."""
         with torch.no_grad():
-            features, logits = self.features(self.model, x)
+            features, logits = (in_full(value) for value in self.features(self.model, x))
             near = self.affinities(F.normalize(features, dim=1))
             unary = -(logits.softmax(1) + 1e-10).log()
-            return self.agreed(unary, 0.5 * (near + near.T) if self.symmetric else near)
+            log_y = self.agreed(unary, 0.5 * (near + near.T) if self.symmetric else near)
+            return (log_y if self.answer == "calibrated" else log_y.exp()).to(self.dtype)
 
     def affinities(self, features: Tensor) -> Tensor:
         """W [N, N] of normalised features."""

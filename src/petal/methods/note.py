@@ -16,9 +16,9 @@ class NOTE(Adapter):
     """Images are predicted one by one; the network learns from a memory balanced by its predictions.
 
     Batch norms are instance-aware (`InstanceAwareNorm`, eq. 3-6, beyond `shrink` standard errors). After every `every`
-    samples, `epochs` steps on the entropy of the whole memory, and the running statistics move by the share `momentum` of
-    the memory's. In the middle of a batch too: the images after it are predicted by the network of then. Defaults are those
-    of the authors' script for CIFAR.
+    samples, `epochs` steps on the entropy of the whole memory, and the running statistics move by the share `norm_momentum`
+    of the memory's. In the middle of a batch too: the images after it are predicted by the network of then. Defaults are
+    those of the authors' script for CIFAR.
 
     The authors train their source with such norms: `petal.norm.instance_aware(network)` makes a network for that. One
     trained with plain batch norms works too; then the norms are put in the place of those, with their statistics. The loss
@@ -38,7 +38,7 @@ class NOTE(Adapter):
         memory: int = 64,
         every: int = 64,
         shrink: float = 4.0,
-        momentum: float = 0.01,
+        norm_momentum: float = 0.01,
         temperature: float = 1.0,
         epochs: int = 1,
         *,
@@ -50,11 +50,11 @@ class NOTE(Adapter):
         check_number("every", every, low=1, whole=True)
         check_number("epochs", epochs, low=1, whole=True)
         check_number("shrink", shrink, low=0)
-        check_number("momentum", momentum, low=0, high=1)
+        check_number("norm_momentum", norm_momentum, low=0, high=1)
         check_number("temperature", temperature, low=1e-6)
         super().__init__(
-            model, batch_statistics=False, norm=lambda layer: InstanceAwareNorm(layer, shrink, momentum), steps=steps,
-            episodic=episodic, seed=seed,
+            model, batch_statistics=False, norm=lambda layer: InstanceAwareNorm(layer, shrink, norm_momentum),
+            steps=steps, episodic=episodic, seed=seed,
         )  # fmt: skip
         self.every, self.epochs, self.temperature = every, epochs, temperature
         self.memory = PBRS(self, memory)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from petal.augment import Augment, Views
+from petal.augment import Augment, Views, in_full
 from petal.functional import cross_entropy, symmetric_cross_entropy
 from petal.methods.affine import norm_parameters
 from petal.methods.base import Adapter, OptimizerFactory
@@ -27,8 +27,8 @@ class PeTTA(Adapter):
     teacher, plus `anchor` times the cross-entropy under the source, plus the regularizer ("cosine", "l2" or "none") with
     the weight λ = `pull` · γ; the teacher moves by α = (1 - `ema`) · (1 - γ). γ = 1 - exp(-D) is in [0, 1], where D is the
     mean squared distance of the teacher's running class means to the source's, by the source's variance, over the classes
-    of the batch (eq. 5-6). `adaptive_pull` and `adaptive_ema` switch the two uses of γ. The class means move by the share
-    `prototype_momentum`. Defaults are those of the authors' code for CIFAR-10.
+    of the batch (eq. 5-6). `adaptive_pull` and `adaptive_ema` switch the two uses of γ. Of the class means
+    `prototype_momentum` stays. Defaults are those of the authors' code for CIFAR-10.
 
     `statistics` are those of `petal.collect_statistics(model, loader, ["prototypes"], labels="predicted",
     batch_statistics=False)`; the authors' are of the source's test split. A class of fewer than two images has no variance
@@ -51,14 +51,14 @@ class PeTTA(Adapter):
         lr: float = 1e-3,
         memory: int = 64,
         ema: float = 0.999,
-        momentum: float = 0.05,
+        norm_momentum: float = 0.05,
         timeliness: float = 1.0,
         uncertainty: float = 1.0,
         pull: float = 10.0,
         regularizer: str = "cosine",
         anchor: float = 1.0,
         loss: str = "symmetric",
-        prototype_momentum: float = 0.05,
+        prototype_momentum: float = 0.95,
         adaptive_pull: bool = True,
         adaptive_ema: bool = True,
         augment: Augment | None = None,
@@ -68,7 +68,7 @@ class PeTTA(Adapter):
         episodic: bool = False,
         seed: int | torch.Generator = 0,
     ) -> None:
-        shares = (("ema", ema), ("momentum", momentum), ("prototype_momentum", prototype_momentum))
+        shares = (("ema", ema), ("norm_momentum", norm_momentum), ("prototype_momentum", prototype_momentum))
         for name, share in shares:
             check_number(name, share, low=0, high=1)
         check_number("pull", pull, low=0)
@@ -77,13 +77,14 @@ class PeTTA(Adapter):
         check_choice("loss", loss, ("symmetric", "cross-entropy"))
         statistics.check(model, "prototypes")
         super().__init__(
-            model, batch_statistics=False, norm=lambda layer: RobustNorm(layer, momentum), steps=steps, episodic=episodic,
-            seed=seed,
+            model, batch_statistics=False, norm=lambda layer: RobustNorm(layer, norm_momentum), steps=steps,
+            episodic=episodic, seed=seed,
         )  # fmt: skip
         self.ema, self.pull, self.regularizer, self.anchor, self.loss = ema, pull, regularizer, anchor, loss
         self.prototype_momentum, self.adaptive_pull, self.adaptive_ema = prototype_momentum, adaptive_pull, adaptive_ema
         self.augment = Views() if augment is None else augment
-        self.statistics = statistics.to(self.device, self.dtype)
+        wide = torch.promote_types(self.dtype, torch.float32)       # squares of features leave the range of half precision
+        self.statistics = statistics.to(self.device, wide)
         self.memory = CSTU(self, memory, timeliness, uncertainty)
         self.register_state("prototypes", self.statistics.prototypes)
         self.register_network("teacher", network_with(self.model, None))
@@ -117,14 +118,15 @@ class PeTTA(Adapter):
         assert var is not None
         assert counts is not None
         good = features.isfinite().all(1) & logits.isfinite().all(1)
+        features = features.to(mean)
         members = F.one_hot(logits.softmax(1).argmax(1), len(mean)).to(features) * good[:, None]        # [N, C]
         count = members.sum(0)
         distance = ((self.prototypes - mean).square() / (var + 1e-6)).mean(1)
-        seen = ((count > 0) & (counts > 1)).to(distance)
+        seen = (count > 0) & (counts > 1)
         now = members.T @ features.where(good[:, None], 0) / count.clamp(min=1)[:, None]
-        moved = self.prototypes.lerp(now, self.prototype_momentum)
+        moved = now.lerp(self.prototypes, self.prototype_momentum)
         self.prototypes = moved.where(count[:, None] > 0, self.prototypes)
-        return 1 - torch.exp(-(distance * seen).sum() / seen.sum().clamp(min=1))
+        return 1 - torch.exp(-distance.where(seen, 0).sum() / seen.sum().clamp(min=1))
 
     def update_from_memory(self, pull: float, follow: float) -> None:
         """One step of the student on the memory, and the teacher after it (l. 15-16)."""
@@ -158,11 +160,12 @@ class Toward:
     def add_(self, weights: Weights) -> None:
         """Add its gradient."""
         with torch.enable_grad():
-            values = [value.detach().requires_grad_() for value in weights.values]
-            pairs = list(zip(values, weights.like(self.origin), strict=True))
+            values = [in_full(value.detach()).requires_grad_() for value in weights.values]
+            pairs = [(v, in_full(start)) for v, start in zip(values, weights.like(self.origin), strict=True)]
             if self.kind == "cosine":
                 terms = [-F.cosine_similarity(value[None], start[None]).mean() for value, start in pairs]
             else:
                 terms = [(value - start).square().sum() for value, start in pairs]
             gradients = torch.autograd.grad(torch.stack(terms).mean(), values)
-        torch._foreach_add_(weights.gradients, gradients, alpha=self.weight)
+        for gradient, more in zip(weights.gradients, gradients, strict=True):
+            gradient.add_(more, alpha=self.weight)

@@ -22,8 +22,8 @@ class ROID(AffineAdapter):
     measured against. Sums over a batch are divided by `batch_size`, by default the number of its images. The view is of the
     images that count, as a batch of its own (`augmented="kept"`): the device is asked for their number, and the shape
     changes from batch to batch, so that no graph is recorded; "all" takes every image and a weight of 0 for the others.
-    `weighting=False` counts all images alike, `consistency=False` makes no view. Where all images are equally diverse or
-    certain the released code divides by zero; here they weigh the same.
+    `weighting=False` counts all images alike; `consistency` is the weight of that loss, and 0 makes no view. Where all images
+    are equally diverse or certain, as in a batch of one, the released code divides by zero; here they weigh the same.
 
     The released code multiplies the LOGITS by the prior: this is `answer="own"`, whose confidences compare with nobody's.
     "calibrated" multiplies the probabilities, as Bayes' rule does, and "logits" are the network's own. By default images
@@ -46,7 +46,7 @@ class ROID(AffineAdapter):
         temperature: float = 1 / 3,
         momentum: float = 0.9,
         weighting: bool = True,
-        consistency: bool = True,
+        consistency: float = 1.0,
         augment: Augment | None = None,
         augmented: str = "kept",
         answer: str = "own",
@@ -61,6 +61,7 @@ class ROID(AffineAdapter):
         check_number("share", share, low=0, high=1)
         check_number("temperature", temperature, low=1e-6)
         check_number("momentum", momentum, low=0, high=1)
+        check_number("consistency", consistency, low=0)
         check_number("batch_size", 1 if batch_size is None else batch_size, low=1, whole=True)
         check_choice("augmented", augmented, ("kept", "all"))
         check_choice("answer", answer, ("own", "calibrated", "logits"))
@@ -82,9 +83,9 @@ class ROID(AffineAdapter):
                 weights, counts = torch.ones_like(weights), torch.ones_like(counts)
         loss = (weights * soft_likelihood_ratio(logits)).sum()
         if self.consistency:
-            which = slice(None) if self.whole or not self.weighting else counts
+            which = slice(None) if self.whole or not self.weighting else self.apart(counts)
             again = self.logits(self.model, self.augmented(x[which], self.augment))
-            loss = loss + (weights[which] * symmetric_cross_entropy(again, logits[which])).sum()
+            loss = loss + self.consistency * (weights[which] * symmetric_cross_entropy(again, logits[which])).sum()
         made = self.descend(loss / (self.batch_size or len(x)), after=self.after())
         self.mean = torch.where(made, following, mean)
         return logits

@@ -21,7 +21,7 @@ class RoTTA(Adapter):
 
     After every `every` samples of the stream, in the middle of a batch too, one step on the memory: the student's
     cross-entropy on an augmented view under the teacher, weighted by age (eq. 8-9). Statistics of both move by the share
-    `momentum` of what they see (`RobustNorm`, eq. 3-4), the teacher's parameters by 1 - `ema`. Labels and entropies of a
+    `norm_momentum` of what they see (`RobustNorm`, eq. 3-4), the teacher's parameters by 1 - `ema`. Labels and entropies of a
     batch (eq. 6: `timeliness`, `uncertainty`) are from its beginning. Defaults are those of the authors' code for CIFAR.
 
     The authors' code adapts batch norms only; here, as in public code after it, group and layer norms do too. Weights by
@@ -42,7 +42,7 @@ class RoTTA(Adapter):
         memory: int = 64,
         every: int = 64,
         ema: float = 0.999,
-        momentum: float = 0.05,
+        norm_momentum: float = 0.05,
         timeliness: float = 1.0,
         uncertainty: float = 1.0,
         augment: Augment | None = None,
@@ -54,10 +54,10 @@ class RoTTA(Adapter):
     ) -> None:
         check_number("every", every, low=1, whole=True)
         check_number("ema", ema, low=0, high=1)
-        check_number("momentum", momentum, low=0, high=1)
+        check_number("norm_momentum", norm_momentum, low=0, high=1)
         super().__init__(
-            model, batch_statistics=False, norm=lambda layer: RobustNorm(layer, momentum), steps=steps, episodic=episodic,
-            seed=seed,
+            model, batch_statistics=False, norm=lambda layer: RobustNorm(layer, norm_momentum), steps=steps,
+            episodic=episodic, seed=seed,
         )  # fmt: skip
         self.every, self.ema = every, ema
         self.augment = Views() if augment is None else augment

@@ -67,5 +67,5 @@ def check_values(x: Tensor, name: str = "") -> None:
         which = f"batch norm {name!r}" if name else "a batch norm"
         raise InputError(
             f"{which} sees one value a channel (its input is {list(x.shape)}) and has no statistics to "
-            "normalise by: give two images or more at a time"
+            "normalise by: give two images or more at a time, or put SmallBatch around the method"
         )
