@@ -27,8 +27,19 @@ def _petta(model: nn.Module, **options: object) -> petal.Adapter:
     batches = [(images(64, seed=s, dtype=dtype), None) for s in range(2)]
     known = petal.collect_statistics(model, batches, ["prototypes"], labels="predicted", batch_statistics=False)
     return petal.PeTTA(model, known, **({"memory": 12} | options))
+
+
 def _flagship(model: nn.Module, **options: object) -> petal.Adapter:
     return petal.Petal(model, **(flagship() | {"warmup": 3} | options))
+
+
+def _tempered(model: nn.Module, **options: object) -> petal.Adapter:
+    """With all that a flagship can have besides."""
+    q = petal.DiagonalGaussian.isotropic(model, std=0.01)
+    settings = {"answer": "teacher+samples", "calibrate": "teacher+student-view", "prior_weight": 1e-4, "samples": 2}
+    return petal.Petal(model, q, **(flagship() | settings | options))
+
+
 
 
 MAKE: dict[str, Callable[..., petal.Adapter]] = {
@@ -46,6 +57,7 @@ MAKE: dict[str, Callable[..., petal.Adapter]] = {
 WRAPPED: dict[str, Callable[..., petal.Adapter]] = {  # what goes around a method is an adapter like any other
     "guard(petal)": lambda model, **options: petal.Guard(_petal(model, **options), every=5, window=60),
     "flagship": _flagship,
+    "flagship, tempered": _tempered,
     "guard(tent)": lambda model, **options: petal.Guard(petal.Tent(model, **options), every=5, window=60),
     "small(tent)": lambda model, **options: petal.SmallBatch(petal.Tent(model, **options), memory=12, every=12),
     "guard(small(petal))": lambda model, **options: petal.Guard(
@@ -267,7 +279,7 @@ class TestAdaptingMethods:
 
     def test_episodic_starts_every_batch_afresh(self, method: str, net: str) -> None:
         plain = {"restore": None, "views": 0} if method in ("cotta", "petal", "guard(petal)") else without_chance(method)
-        plain = {"learn": "plain"} if method == "flagship" else plain
+        plain = {"learn": "plain", "answer": "teacher", "calibrate": None} if method.startswith("flagship") else plain
         options = {"episodic": True} | plain
         options |= {"destroy": petal.destroy.Occlusion(4, 2, 2)} if method == "deyo" else {}
         adapter = MAKE[method](network(net), steps=2, **options)

@@ -194,6 +194,76 @@ class TestArguments:
         assert not adapter.views_used
 
 
+class TestCalibrate:
+    """The temperature by NumPy, from what the same adapter says without one: learning does not depend on it."""
+
+    PAIRS = ("teacher+teacher-flip", "student+teacher-flip", "student-view+teacher")
+
+    @pytest.mark.parametrize("engine", [False, True])
+    @pytest.mark.parametrize("pair", PAIRS)
+    def test_the_temperature_follows(self, pair: str, engine: bool) -> None:
+        model = network()
+        with torch.no_grad():
+            model.fc.weight.mul_(3)                     # too sure by far
+        plain, warm = (petal.Petal(model, **(flagship() | {"calibrate": c, "augment": moved})) for c in (None, pair))
+        if engine:
+            petal.accelerate(warm, policy=Policy())
+        heat, seen = 0.0, []
+        for seed in range(12):
+            x = images(40, seed=seed)
+            said = {}
+            for name in pair.split("+"):
+                who, _, how = name.partition("-")
+                with torch.no_grad():
+                    shown = moved(x) if how == "view" else x.flip(-1) if how == "flip" else x
+                    said[name] = plain.logits(plain.teacher if who == "teacher" else plain.model, shown).argmax(1).numpy()
+            answer = plain(x).numpy() / math.exp(heat)
+            np.testing.assert_allclose(warm.predict(x).numpy(), answer, atol=1e-3)
+            np.testing.assert_allclose(warm(x).numpy(), answer, atol=1e-3)
+            p = np.exp(answer - answer.max(1, keepdims=True))
+            sure = (p / p.sum(1, keepdims=True)).max(1).mean()
+            one, other = said.values()
+            heat = min(max(heat + 0.1 * (sure - (one == other).mean()), 0.0), math.log(4))
+            assert float(warm.log_temperature) == pytest.approx(heat, abs=1e-3)
+            seen.append(heat)
+        assert max(seen) > 0.01
+
+    def test_comes_down_again_and_never_sharpens(self) -> None:
+        adapter = petal.Petal(network(), **(flagship() | {"calibrate": "teacher+student", "lr": 0.0}))
+        assert str(adapter).count("no surer than teacher and student agree") == 1
+        adapter(images())                               # the two are the same: they always agree
+        assert float(adapter.log_temperature) == 0
+        adapter.log_temperature.fill_(0.5)
+        for seed in range(40):
+            adapter(images(seed=seed))
+        assert float(adapter.log_temperature) < 0.1
+
+    def test_is_state(self) -> None:
+        adapter = petal.Petal(network(), **(flagship() | {"calibrate": "student-view+teacher"}))
+        for seed in range(3):
+            adapter(images(seed=seed))
+        adapter.log_temperature.fill_(0.25)
+        state = adapter.state_dict()
+        assert float(state["state.log_temperature"]) == 0.25
+        adapter.reset()
+        assert float(adapter.log_temperature) == 0
+        with torch.no_grad():
+            adapter.adapted["fc.bias"].fill_(math.nan)
+        adapter(images())
+        assert float(adapter.log_temperature) == 0      # of answers that are not finite nothing is learned
+        adapter.load_state_dict(state)
+        assert torch.equal(adapter.log_temperature, state["state.log_temperature"])
+
+    @pytest.mark.parametrize("pair", ["teacher", "teacher+student+teacher-flip"])
+    def test_two_members(self, pair: str) -> None:
+        with pytest.raises(petal.ConfigError, match="calibrate names two members"):
+            petal.Petal(network(), **(flagship() | {"calibrate": pair}))
+
+    def test_unknown_members(self) -> None:
+        with pytest.raises(petal.ConfigError, match=r"calibrate must be one of .*'student-view', got 'agreement'"):
+            petal.Petal(network(), **(flagship() | {"calibrate": "agreement"}))
+
+
 class TestJitter:
     def test_a_share_of_the_spread_of_each_number(self) -> None:
         x = torch.randn(4000, 3) * torch.tensor([1.0, 10.0, 0.0]) + 5

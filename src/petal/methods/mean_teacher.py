@@ -1,5 +1,6 @@
 """What CoTTA and PETAL share: a student, its moving-average teacher, a frozen source, and predictions averaged over them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
@@ -18,6 +19,8 @@ from petal.restore import Restore
 
 CONSISTENCY = {"cross-entropy": F.cross_entropy, "symmetric": F.symmetric_cross_entropy}
 LEARN = {"plain": ("student",), "view": ("student-view",), "both": ("student", "student-view")}
+TEMPER = 0.1                                # log-temperature per step and unit of confidence above agreement
+HOTTEST = math.log(4)
 MEMBERS = ("teacher", "teacher-flip", "student", "student-flip", "samples")
 BOTH = ("teacher", "teacher-flip")
 
@@ -29,11 +32,16 @@ class MeanTeacher(Adapter):
     ("view"), or on both. `target` and `answer` are predictions averaged over members, joined by "+": "teacher", "student",
     and what these say of the mirror image, "teacher-flip" and "student-flip". With `warmup` the teacher follows faster at
     first: its average begins with a window of so many steps, which grows by one a step up to that of `ema`.
+
+    `calibrate` names two members, or "student-view": while the answers are surer on average than these two agree, their
+    temperature rises, and falls back to one where they are not. What two predictions of one image have in common they may
+    have wrongly: they agree more often than they are right, and who is surer than that is too sure.
     """
 
     teacher: nn.Module
     source: nn.Module
     followed: Tensor
+    log_temperature: Tensor
 
     def __init__(
         self,
@@ -56,6 +64,7 @@ class MeanTeacher(Adapter):
         target: str = "teacher",
         answer: str = "teacher",
         warmup: float | None = None,
+        calibrate: str | None = None,
         start: Mapping[str, Tensor] | None = None,
         buffers: Mapping[str, Tensor] | None = None,
     ) -> None:
@@ -73,6 +82,9 @@ class MeanTeacher(Adapter):
         self.restore, self.gate, self.average, self.loss = restore, gate, average, loss
         self.target, self.answer = members("target", target), members("answer", answer)
         self.students, self.warmup = LEARN[learn], warmup
+        self.pair = () if calibrate is None else members("calibrate", calibrate, (*MEMBERS, "student-view"))
+        if len(self.pair) not in (0, 2):
+            raise ConfigError(f"calibrate names two members, such as teacher+teacher-flip, got {calibrate!r}")
         self.augment = Views() if augment is None else augment
         self.sharing: Sharing | None = None
 
@@ -84,24 +96,38 @@ class MeanTeacher(Adapter):
             self.model = network_with(source, None)
             self.register_network("teacher", network_with(source, None))
             self.register_network("source", source, follows=False)
-            if warmup is not None:
-                self.register_state("followed", torch.zeros((), dtype=torch.float64, device=self.device))
+            counted = {"followed": warmup is not None, "log_temperature": bool(self.pair)}
+            for name in (name for name, needed in counted.items() if needed):
+                self.register_state(name, torch.zeros((), dtype=torch.float64, device=self.device))
         self.adapt(dict(self.model.named_parameters()), lr, optimizer, start=source)
 
     def step(self, x: Tensor) -> Tensor:
         """Adapt(θ', θ, θ_0, B, q), Algorithm 2 of the PETAL paper."""
         by = Predictions(self, x)
-        answer = by.mean(self.answer)       # first, so that `prediction` draws the same random numbers
+        answer = self.answered(by)          # first, so that `prediction` draws the same random numbers
         target = by.mean(self.target)                                                           # l. 3-5
         losses = [self.consistency(by[student], target).mean() for student in self.students]    # l. 6-7
         made = self.descend(torch.stack(losses).sum(), self.penalties(), self.after())          # l. 10-15
         if self.warmup is not None:
             self.followed += made
+        if self.pair:
+            self.temper(answer, *(by[name].detach() for name in self.pair))
         return answer
 
     def prediction(self, x: Tensor) -> Tensor:
         """The answer to a batch, from the weights as they are."""
-        return Predictions(self, x).mean(self.answer)
+        return self.answered(Predictions(self, x))
+
+    def answered(self, by: "Predictions") -> Tensor:
+        """The mean of the answer's members, at the temperature of now."""
+        answer = by.mean(self.answer)
+        return answer / self.log_temperature.exp().to(answer.dtype) if self.pair else answer
+
+    def temper(self, answer: Tensor, one: Tensor, other: Tensor) -> None:
+        """Move the temperature toward where the mean confidence is how often two predictions agree."""
+        agree = (one.argmax(1) == other.argmax(1)).double().mean()
+        excess = torch.nan_to_num(F.confidence(answer).double().mean() - agree)
+        self.log_temperature = (self.log_temperature + TEMPER * excess).clamp(0, HOTTEST)
 
     def taught(self, x: Tensor) -> Tensor:
         """The teacher's prediction y' (Alg. 2, l. 3-5): plain where the source is sure, over K views where it is not.
@@ -156,7 +182,7 @@ class MeanTeacher(Adapter):
         return super().describe() | {
             "learns": f"from {' and '.join(learned[name] for name in self.students)}",
             "target": " + ".join(self.target) + views,
-            "answer": " + ".join(self.answer),
+            "answer": " + ".join(self.answer) + (f", no surer than {' and '.join(self.pair)} agree" if self.pair else ""),
             "teacher": f"follows by {self.ema:g}{window}",
             "restore": "none" if self.restore is None else in_short(self.restore),
         }
@@ -209,11 +235,11 @@ class Predictions(dict[str, Tensor]):
             return adapter.logits(adapter.teacher if network == "teacher" else adapter.model, x)
 
 
-def members(option: str, names: str) -> tuple[str, ...]:
+def members(option: str, names: str, known: Sequence[str] = MEMBERS) -> tuple[str, ...]:
     """The members of an average, from their names joined by "+"."""
     found = tuple(name.strip() for name in names.split("+")) if isinstance(names, str) else (names,)
     for name in found:
-        check_choice(option, name, MEMBERS)
+        check_choice(option, name, known)
     if len(set(found)) < len(found):
         raise ConfigError(f"{option} names a member twice: {names!r}")
     return found

@@ -55,6 +55,7 @@ class Petal(MeanTeacher):
         target: str = "teacher",
         answer: str = "teacher",
         warmup: float | None = None,
+        calibrate: str | None = None,
         samples: int = 4,
         *,
         optimizer: OptimizerFactory | None = None,
@@ -65,8 +66,9 @@ class Petal(MeanTeacher):
         check_number("prior_weight", prior_weight, low=0)
         check_number("samples", samples, low=1, whole=True)
         if posterior is None:
+            sampled = any("samples" in str(names) for names in (target, answer, calibrate))
             wanted = {"the prior": bool(prior_weight), "PosteriorRates": isinstance(lr, PosteriorRates),
-                      "the member samples": any("samples" in str(names) for names in (target, answer))}  # fmt: skip
+                      "the member samples": sampled}  # fmt: skip
             for what in (name for name, needed in wanted.items() if needed):
                 without = ", or prior_weight=0" if what == "the prior" else ""
                 raise ConfigError(f"{what} needs a posterior (petal.fit_swag, DiagonalGaussian): give one{without}")
@@ -84,7 +86,7 @@ class Petal(MeanTeacher):
         super().__init__(
             model, lr=lr, ema=ema, views=views, confidence=_threshold(confidence, posterior), restore=restore,
             augment=augment, gate=gate, average=average, loss=loss, learn=learn, target=target, answer=answer, warmup=warmup,
-            optimizer=optimizer, steps=steps, episodic=episodic, seed=seed,
+            calibrate=calibrate, optimizer=optimizer, steps=steps, episodic=episodic, seed=seed,
             start=None if posterior is None else posterior.mean,
             buffers=None if posterior is None else posterior.buffers,
         )  # fmt: skip
