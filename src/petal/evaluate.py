@@ -15,7 +15,6 @@ from petal.errors import ConfigError, DataError
 from petal.methods import Adapter
 from petal.metrics import BINS, SCORES
 
-
 STREAM = "stream"       # the domain of batches that name none
 
 
@@ -222,7 +221,7 @@ def evaluate(
     >>> evaluate(_demo(), [batch]).mean.n
     4
     """
-    return summarize(iter_evaluate(adapter, stream, reset_on_domain_change))
+    return summarize(iter_evaluate(adapter, stream, reset_on_domain_change, after))
 
 
 def summarize(records: Iterable[Record]) -> Result:

@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from petal._files import replacing
+from petal._frozen import Frozen
 from petal.errors import PosteriorError
 from petal.norm import unwrapped
 
@@ -25,7 +26,7 @@ FORMAT = "petal-posterior-1"
 
 
 @dataclass(frozen=True, eq=False)
-class DiagonalGaussian:
+class DiagonalGaussian(Frozen):
     """q(θ) = N(mean, var + damping), keyed as `model.named_parameters()`.
 
     The tensors given are copied, so later training of the network they came from does not move the posterior.

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 
+import torch
+
 from petal.calls import Inputs, check_batch, not_finite
 from petal.errors import ConfigError, InputError
 
@@ -29,3 +31,13 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     """Raise a ConfigError that lists the choices unless the value is one of them."""
     if value not in choices:
         raise ConfigError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+def generator_of(seed: int | torch.Generator, device: torch.device) -> torch.Generator:
+    """The random numbers of an adapter, by a seed or the user's own."""
+    if isinstance(seed, torch.Generator):
+        if seed.device.type != device.type:
+            raise ConfigError(f"the generator is on {seed.device} and the network on {device}: they must be the same")
+        return seed
+    check_number("seed", seed, low=0, whole=True)
+    return torch.Generator(device).manual_seed(seed)

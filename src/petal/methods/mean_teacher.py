@@ -13,7 +13,7 @@ from petal.methods.base import Adapter, OptimizerFactory, Rates
 from petal.methods.descent import After, Ema, Penalty, PutBack
 from petal.methods.describe import in_short
 from petal.methods.inputs import check_choice, check_number
-from petal.methods.network import Sharing, ViewSource, mean_over
+from petal.methods.network import Sharing, mean_over
 from petal.restore import Restore
 
 CONSISTENCY = {"cross-entropy": F.cross_entropy, "symmetric": F.symmetric_cross_entropy}
@@ -115,7 +115,7 @@ class MeanTeacher(Adapter):
             self.views_used, everywhere = torch.stack([needed.any(), needed.all()]).tolist()
             if not self.views_used:
                 return self.logits(self.teacher, x)
-            views = ViewSource(x, self.augment, self.views, self.generator, self.sharing)
+            views = self.views_of(x, self.augment, self.views, self.sharing)
             average = self.network(self.teacher).over(views, self.average)
             return average if everywhere else torch.where(needed[:, None], average, self.logits(self.teacher, x))
 
