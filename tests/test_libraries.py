@@ -32,8 +32,9 @@ def transformers() -> Any:
 def vit(transformers: Any) -> nn.Module:
     torch.manual_seed(0)
     config = transformers.ViTConfig(
-        image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, num_labels=5
-    )
+        image_size=8, patch_size=4, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        num_labels=5,
+    )  # fmt: skip
     return transformers.ViTForImageClassification(config).eval()  # type: ignore[no-any-return]
 
 

@@ -60,7 +60,8 @@ class Views:
         if (self.mean is None) != (self.std is None):
             raise ConfigError("Views takes both mean and std, or neither")
         if self.mean is not None and self.std is not None:
-            mean, std = (tuple(torch.as_tensor(numbers, dtype=torch.float64).flatten().tolist()) for numbers in (self.mean, self.std))
+            given = [torch.as_tensor(numbers, dtype=torch.float64) for numbers in (self.mean, self.std)]
+            mean, std = (tuple(numbers.flatten().tolist()) for numbers in given)
             if not ({len(mean), len(std)} <= {1, 3} and all(map(math.isfinite, (*mean, *std))) and min(std) > 0):
                 raise ConfigError(f"mean and std of Views are 1 or 3 finite numbers, std above 0; got {mean} and {std}")
             object.__setattr__(self, "mean", mean)      # as tuples the views stay a value with a hash
@@ -100,17 +101,14 @@ class Views:
         return view.to(x.dtype)
 
     def look(self, x: Tensor) -> None:
-        """Warn if the first images that come are no pixels. A GPU waits for this, once."""
-        if vars(self).get("looked") or not isinstance(x, Tensor) or not x.numel():
-            return
-        object.__setattr__(self, "looked", True)
+        """Warn if these images are no pixels; the host waits for the device."""
         low, high = (float(value) for value in self.pixels(x).aminmax())
         if low < -SLACK or high > 1 + SLACK:
             also = "" if self.mean is None else f" after mean={self.mean} and std={self.std} are undone"
             warnings.warn(
-                f"views are made of pixels in [0, 1], and the images lie between {low:.3g} and {high:.3g}{also}. For a network "
-                "that takes normalised images, give augment=Views(mean=..., std=...), or petal.adapt(..., normalised=(mean, "
-                "std)); for one that takes other numbers, an `augment` of your own",
+                f"views are made of pixels in [0, 1], and the images lie between {low:.3g} and {high:.3g}{also}. For a "
+                "network that takes normalised images, give augment=Views(mean=..., std=...), or petal.adapt(..., "
+                "normalised=(mean, std)); for one that takes other numbers, an `augment` of your own",
                 PetalWarning, stacklevel=2,
             )  # fmt: skip
 

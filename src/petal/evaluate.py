@@ -221,7 +221,7 @@ def evaluate(
     >>> evaluate(_demo(), [batch]).mean.n
     4
     """
-    return summarize(iter_evaluate(adapter, stream, reset_on_domain_change))
+    return summarize(iter_evaluate(adapter, stream, reset_on_domain_change, after))
 
 
 def summarize(records: Iterable[Record]) -> Result:

@@ -57,10 +57,11 @@ def adapt(
 
     Say what must not be done to an input: `flip=False` where a mirror image means something else (digits, text, X-rays),
     `colour=False` where brightness and colour carry meaning, `images=False` for anything but images [N, 3 or 1, H, W] in
-    [0, 1]. Or give an `augment` that changes inputs without changing their label. A network that takes normalised images
-    says by which (mean, std): `normalised`; `output` finds the logits in what a network returns (`with_output`). Without batch norm the rates are three
-    times those with it; `lr` says otherwise. `guard`, `engine` and `batch_shape` are those of `Guard` and `accelerate`;
-    further options those of `Petal`. With a posterior it starts at the posterior's mean. `print` shows what was chosen.
+    [0, 1]. Or give an `augment` that changes inputs without changing their label. `normalised` is the (mean,
+    std) of a network that takes normalised images; `output` finds the logits in what a network returns (`with_output`).
+    Without batch norm the rates are three times those with it; `lr` says otherwise. `guard`, `engine` and `batch_shape` are
+    those of `Guard` and `accelerate`; further options those of `Petal`. With a posterior it starts at the posterior's mean.
+    `print` shows what was chosen.
 
     >>> import petal
     >>> print(petal.adapt(petal.models.build("small", 10), flip=False, engine="eager"))

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from petal._files import replacing
+from petal._frozen import Frozen
 from petal.errors import StatisticsError
 from petal.norm import unwrapped
 
@@ -25,7 +26,7 @@ PARTS = ("fisher", "prototypes", "styles")
 
 
 @dataclass(frozen=True, eq=False)
-class SourceStatistics:
+class SourceStatistics(Frozen):
     """Statistics of source data under the source network. Parts that were not collected are empty or None.
 
     `fisher` is the diagonal Fisher information by parameter name. `prototypes` and `variances` [C, D] are mean and unbiased

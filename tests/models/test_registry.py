@@ -282,5 +282,5 @@ def test_an_experiment_takes_a_function_with_weights_of_its_own_or_from_a_file(n
 
 def test_transformers_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ModelError, match="transformers:some/model needs transformers.*pip install transformers"):
+    with pytest.raises(ModelError, match=r"transformers:some/model needs transformers.*pip install transformers"):
         models.build("transformers:some/model")

@@ -7,6 +7,7 @@ here knows which method it is.
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,6 +83,10 @@ class Engine:
             if self.descent is not None and skipped is not None:
                 self.descent.skips_on_device.copy_(skipped)
             return self._attempt(body, x)
+
+    def again(self) -> Callable[[Adapter], "Engine"]:
+        """What makes one like this for a copy of the adapter: with the same choices, so that it rounds the same."""
+        return partial(_continued, self.policy, {name: getattr(self, name) for name in CHOICES})
 
     def network(self, module: nn.Module) -> FastNetwork:
         """A network of the adapter in its fast form."""
@@ -231,6 +236,15 @@ class Engine:
             member.forget_copies()
         self.adapter._networks.clear()
         self.rooms = [Room()]
+
+
+CHOICES = ("low", "low_views", "proven", "seen", "compiled")    # made on the way, by what came
+
+
+def _continued(policy: Policy, choices: Mapping[str, Any], adapter: Adapter) -> Engine:
+    engine = Engine(adapter, policy)
+    vars(engine).update(choices)
+    return engine
 
 
 class Flag:

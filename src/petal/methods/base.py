@@ -3,53 +3,33 @@
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from petal.augment import Augment
+from petal.augment import Augment, Views
 from petal.calls import mapped, taken
 from petal.errors import ConfigError
 from petal.methods.card import Card
 from petal.methods.descent import Descent
 from petal.methods.describe import description
+from petal.methods.executor import Executor
 from petal.methods.inputs import check_batch, check_number, generator_of
-from petal.methods.network import Network, ViewSource, logits_of
+from petal.methods.network import Network, Sharing, ViewSource, logits_of
+from petal.methods.portable import Portable
 from petal.methods.rates import FanIn, adam
 from petal.methods.state import misfits, optimizer_state, optimizer_to_load
-from petal.norm import network_copy
+from petal.norm import batch_norms, network_copy
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
+CARRIED = ("skipped", "restored", "standing")       # of a descent, to the one that takes its place
 Rates = float | FanIn | Mapping[str, float]
 
-A = TypeVar("A", bound="Adapter")
 
-
-class Executor(Protocol):
-    """How steps are carried out other than by plain torch code (see `petal.engine`)."""
-
-    @property
-    def descent(self) -> Descent | None:
-        """What takes the steps of the adapted parameters, if there are any."""
-        ...
-
-    def run(self, body: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """A step or a prediction, by `body`, which calls the networks and the descent of this executor."""
-        ...
-
-    def network(self, module: nn.Module) -> Network:
-        """A network of the adapter, in the form in which it runs here."""
-        ...
-
-    def together(self, values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Tensors with the names of the adapted parameters, where they are worked on fastest."""
-        ...
-
-
-class Adapter(nn.Module):
+class Adapter(Portable):
     """A classifier that adapts to what it sees.
 
     To add a method, derive from this class and write `step` (predict a batch and adapt to it) and, if the prediction is
@@ -104,6 +84,8 @@ class Adapter(nn.Module):
         self._buffers_start: dict[str, Tensor] = {}
         self._declared: dict[str, Tensor | None] = {}
         self._networks: dict[nn.Module, Network] = {}
+        self._looked = False                    # at the first images for views
+        self.by_batch = batch_statistics and bool(batch_norms(self.model))
         super().train(False)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -202,7 +184,14 @@ class Adapter(nn.Module):
 
     def augmented(self, x: Tensor, augment: Augment) -> Tensor:
         """One view of a batch, by random numbers of the adapter's own."""
-        return next(self.network(self.model).made(ViewSource(x, augment, 1, self.generator), [0]))
+        return next(self.network(self.model).made(self.views_of(x, augment), [0]))
+
+    def views_of(self, x: Tensor, augment: Augment, count: int = 1, sharing: Sharing | None = None) -> ViewSource:
+        """The views of a batch. The first images that default views are made of are looked at: a GPU waits for it, once."""
+        if isinstance(augment, Views) and not self._looked:
+            self._looked = True
+            augment.look(x)
+        return ViewSource(x, augment, count, self.generator, sharing)
 
     def descend(self, loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """One step on a loss, with penalties and what comes after the step: see `Descent`."""
@@ -257,19 +246,33 @@ class Adapter(nn.Module):
     def execute_with(self, executor: Executor | None) -> None:
         """Let calls be carried out by `executor`, or by the plain code if there is none (see `petal.accelerate`)."""
         if self.descent is not None:
-            plain = Descent(self.adapted, self.descent.optimizer, self.generator)
-            descent = plain if executor is None else executor.descent
+            descent = self.plain_descent() if executor is None else executor.descent
             assert descent is not None
-            for name in ("skipped", "restored", "standing"):
+            for name in CARRIED:
                 setattr(descent, name, getattr(self.descent, name))
             self.descent.clear()
             self.descent.release()
             self.descent = descent
         self.executor, self._networks = executor, {}
 
+    def plain_descent(self) -> Descent | None:
+        """The descent in plain torch, with an optimizer of its own: an executor's has one counter of steps for all."""
+        if self.descent is None:
+            return None
+        optimizer = self._fresh_optimizer()
+        kept = optimizer_state(self.descent.optimizer, self.adapted)
+        optimizer.load_state_dict(optimizer_to_load(optimizer, self.adapted, kept, []))
+        plain = Descent(self.adapted, optimizer, self.generator)
+        for name in CARRIED:
+            setattr(plain, name, getattr(self.descent, name))
+        return plain
+
     def forward(self, x: Tensor) -> Tensor:
         """Predict a batch and adapt to it. Returns logits; a refused batch leaves the state as it was."""
+        if self.stopped:
+            return self.predict(x)
         with self._guarded(x) as x, torch.enable_grad():
+            self.tell_of_one(x)
             if self.episodic:
                 with torch.no_grad():
                     logits_of(self.model, x)    # a batch that the network cannot take is refused before anything changes
@@ -281,6 +284,7 @@ class Adapter(nn.Module):
     def predict(self, x: Tensor) -> Tensor:
         """Predict a batch with the weights as they are: what a call would return next, with nothing changed."""
         with self._guarded(x) as x, torch.no_grad():
+            self.tell_of_one(x)
             state, declared = self.generator.get_state(), self.snapshot()
             try:
                 return self.corrected(self._run(self.prediction, x))
@@ -292,7 +296,7 @@ class Adapter(nn.Module):
         """Back to the state after construction: weights, optimizer, random numbers and counters."""
         self._restart()
         self.generator.set_state(self._seed)
-        self.skipped, self.views_used, self.restored = 0, False, 0.0
+        self.skipped, self.views_used, self.restored, self.stopped = 0, False, 0.0, False
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:  # type: ignore[override]
         """Everything that changes while adapting, as a flat dict of tensor copies: weights, optimizer, random state."""
@@ -335,9 +339,6 @@ class Adapter(nn.Module):
     def describe(self) -> dict[str, str]:
         """What it does and with which settings, for people: `print` shows it."""
         return description(self)
-
-    def __str__(self) -> str:
-        return "\n".join(f"{name:<10}{value}" for name, value in self.describe().items())
 
     # What goes around a method uses these
 
@@ -386,13 +387,6 @@ class Adapter(nn.Module):
                 prefix, _, key = name.partition(".")
                 getattr(self, prefix).get_buffer(key).copy_(value)
 
-    def train(self: A, mode: bool = True) -> A:
-        """Networks of a method stay in evaluation mode; asking for another changes nothing."""
-        return self
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        raise ConfigError("a method stays on the device and in the precision it was built with: move the network first")
-
     # The parts
 
     def _run(self, body: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -425,12 +419,12 @@ class Adapter(nn.Module):
     @contextmanager
     def _guarded(self, x: Tensor) -> Iterator[Tensor]:
         """The checked batch as plain tensors; if the block fails, random and declared state come back, gradients go."""
-        x = taken(x)
-        check_batch(x, self.device, self.dtype, values=self.executor is None or self.device.type == "cpu")
-        before = self.generator.get_state()
-        with torch.inference_mode(False), torch.no_grad():
-            declared = self.snapshot()
-        with torch.inference_mode(False):
+        with self._lock, torch.inference_mode(False):
+            x = taken(x)
+            check_batch(x, self.device, self.dtype, values=self.executor is None or self.device.type == "cpu")
+            before = self.generator.get_state()
+            with torch.no_grad():
+                declared = self.snapshot()
             try:
                 yield mapped(x, lambda t: t.clone() if t.is_inference() else t.detach())
             except BaseException:

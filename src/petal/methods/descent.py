@@ -5,6 +5,7 @@ operations are small values that work on `Weights`: lists of tensors in one orde
 over one flat tensor, and those that it knows together in one pass.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from petal import functional as F
+from petal.errors import PetalWarning
 from petal.posterior import Posterior
 from petal.restore import Restore
 
@@ -282,6 +284,12 @@ class Descent:
         finite = learn and bool(F.all_finite([loss, *gradients]))
         if learn and not finite:
             self.skips += 1
+            if self.skips == 1 and self.weights.values[0].dtype == torch.float16:
+                warnings.warn(
+                    "an update is left out, since its loss or gradient leaves the range of float16; more may follow, and "
+                    "`skipped` counts them: give the method network.float() (an engine multiplies in float16 by itself) or "
+                    "network.bfloat16()", PetalWarning, stacklevel=2,
+                )  # fmt: skip
         return torch.tensor(finite, device=loss.device)
 
     def finish(self, made: Tensor, after: Sequence[After]) -> None:

@@ -15,7 +15,6 @@ from petal.methods.affine import TOP_LAYERS, AffineAdapter
 from petal.methods.base import OptimizerFactory
 from petal.methods.card import AFFINE, Card
 from petal.methods.inputs import check_choice, check_number
-from petal.methods.network import ViewSource
 
 
 class DeYO(AffineAdapter):
@@ -88,7 +87,7 @@ class DeYO(AffineAdapter):
         if len(chosen) == 0:
             return found
         with torch.no_grad():
-            source = ViewSource(x[chosen], self.destroy, 1, self.generator)
+            source = self.views_of(x[chosen], self.destroy)
             after = self.logits(self.model, source.make(source.draw())).softmax(1)
         labels = logits[chosen].argmax(1, keepdim=True)
         found[chosen] = (logits[chosen].softmax(1).gather(1, labels) - after.gather(1, labels)).squeeze(1)

@@ -14,7 +14,7 @@ from petal.methods.base import Adapter, OptimizerFactory, Rates
 from petal.methods.descent import After, Ema, Penalty, PutBack
 from petal.methods.describe import in_short
 from petal.methods.inputs import check_choice, check_number
-from petal.methods.network import Sharing, ViewSource, mean_over
+from petal.methods.network import Sharing, mean_over
 from petal.restore import Restore
 
 CONSISTENCY = {"cross-entropy": F.cross_entropy, "symmetric": F.symmetric_cross_entropy}
@@ -142,7 +142,7 @@ class MeanTeacher(Adapter):
             self.views_used, everywhere = torch.stack([needed.any(), needed.all()]).tolist()
             if not self.views_used:
                 return self.logits(self.teacher, x)
-            views = ViewSource(x, self.augment, self.views, self.generator, self.sharing)
+            views = self.views_of(x, self.augment, self.views, self.sharing)
             average = self.network(self.teacher).over(views, self.average)
             return average if everywhere else torch.where(needed[:, None], average, self.logits(self.teacher, x))
 
@@ -211,7 +211,7 @@ class Predictions(dict[str, Tensor]):
     def _by_teacher_on_both(self) -> list[Tensor]:
         """The teacher's logits of the batch and of its mirror images, as two views: an engine runs these side by side."""
         adapter, both = self.adapter, iter((self.x, flipped(self.x)))
-        views = ViewSource(self.x, lambda _: next(both), len(BOTH), adapter.generator)
+        views = adapter.views_of(self.x, lambda _: next(both), len(BOTH))
         adapter.views_used = False
         with torch.no_grad():
             return [logits.clone() for logits in adapter.network(adapter.teacher).each(views, range(len(BOTH)))]

@@ -122,7 +122,6 @@ class ViewSource:
         self.images = x
         if self.views is not None:
             self.views.check(x)
-            self.views.look(x)
             self.images = self.views.pixels(x)
 
     def draw(self) -> Any:

@@ -8,9 +8,10 @@ from torch.func import functional_call
 
 from petal.augment import Augment
 from petal.errors import ConfigError
-from petal.methods.base import Executor, OptimizerFactory, Rates
+from petal.methods.base import OptimizerFactory, Rates
 from petal.methods.card import Card
 from petal.methods.descent import Gaussian, Penalty, Prior
+from petal.methods.executor import Executor
 from petal.methods.inputs import check_number
 from petal.methods.mean_teacher import MeanTeacher
 from petal.methods.network import logits_of, mean_over

@@ -15,7 +15,6 @@ from petal.methods.descent import Ema, Values, Weights
 from petal.methods.inputs import check_choice, check_number
 from petal.methods.mean_teacher import network_with
 from petal.methods.memory import CSTU
-from petal.methods.network import ViewSource
 from petal.norm import RobustNorm, following
 from petal.statistics import SourceStatistics
 
@@ -131,7 +130,7 @@ class PeTTA(Adapter):
     def update_from_memory(self, pull: float, follow: float) -> None:
         """One step of the student on the memory, and the teacher after it (l. 15-16)."""
         x, _ = self.memory.samples()
-        view = ViewSource(x, self.augment, 1, self.generator)
+        view = self.views_of(x, self.augment)
         symmetric = self.loss == "symmetric"
         with following(self.model, self.teacher, self.source) as keep_if:
             with torch.no_grad():

@@ -12,7 +12,6 @@ from petal.methods.descent import Ema
 from petal.methods.inputs import check_number
 from petal.methods.mean_teacher import network_with
 from petal.methods.memory import CSTU
-from petal.methods.network import ViewSource
 from petal.norm import RobustNorm, following
 
 
@@ -81,7 +80,7 @@ class RoTTA(Adapter):
     def update_from_memory(self) -> None:
         """One step of the student, and the teacher after it (Alg. 1, l. 9-12)."""
         x, ages = self.memory.samples()
-        view = ViewSource(x, self.augment, 1, self.generator)
+        view = self.views_of(x, self.augment)
         with following(self.model, self.teacher) as keep_if:
             target = self.prediction(x)
             loss = cross_entropy(self.logits(self.model, view.make(view.draw())), target)

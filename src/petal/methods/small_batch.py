@@ -81,6 +81,8 @@ class SmallBatch(Wrapper):
 
     def forward(self, x: Tensor) -> Tensor:
         """Predict at once; remember the samples; let the method learn from the memory when it is time."""
+        if self.stopped:
+            return self.predict(x)
         with self._checked(x) as x:
             self.adapter.restored = 0.0             # what it learned from an earlier batch is not of this one
             logits = self._predicted(x)
@@ -93,13 +95,13 @@ class SmallBatch(Wrapper):
 
     def predict(self, x: Tensor) -> Tensor:
         """Predict a batch: what a call would return next, with nothing changed."""
-        kept = [layer.recent for layer in self._norms]
-        try:
-            with self._checked(x) as x:
+        with self._checked(x) as x:
+            kept = [layer.recent for layer in self._norms]
+            try:
                 return self._predicted(x)
-        finally:
-            for layer, recent in zip(self._norms, kept, strict=True):
-                layer.recent = recent
+            finally:
+                for layer, recent in zip(self._norms, kept, strict=True):
+                    layer.recent = recent
 
     def describe(self) -> dict[str, str]:
         """What it does and with which settings, and those of the adapter inside."""

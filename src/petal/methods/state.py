@@ -66,11 +66,12 @@ def misfits(mine: Mapping[str, Tensor], theirs: Mapping[str, Any], optional: fro
 
 def rehearsed(adapter: Any, x: Tensor) -> Tensor:
     """What a call would answer, with everything put back: for methods whose answer is of after learning."""
-    state = adapter.state_dict()
-    restored = adapter.restored
-    try:
-        answer: Tensor = adapter(x)
-    finally:
-        adapter.load_state_dict(state)
-        adapter.restored = restored
-    return answer
+    with adapter._lock:
+        state = adapter.state_dict()
+        restored = adapter.restored
+        try:
+            answer: Tensor = adapter(x)
+        finally:
+            adapter.load_state_dict(state)
+            adapter.restored = restored
+        return answer

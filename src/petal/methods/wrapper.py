@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from petal.errors import ConfigError
-from petal.methods.base import Adapter, Executor
+from petal.methods.base import Adapter
 from petal.methods.descent import Descent
+from petal.methods.executor import Executor
 from petal.methods.state import misfits
 
 
@@ -99,6 +100,14 @@ class Wrapper(Adapter):
     def inner_shape(self, shape: Sequence[int] | None) -> Sequence[int] | None:
         """The shape of the batches that the inner adapter gets, if the stream's have this one."""
         return shape
+
+    def freeze(self) -> None:
+        """Stop learning: calls predict with the weights as they are, until `thaw`."""
+        self.adapter.freeze()
+
+    def thaw(self) -> None:
+        """Learn again."""
+        self.adapter.thaw()
 
     def reset(self) -> None:
         """Back to the state after construction, inside and out."""

@@ -71,7 +71,8 @@ def from_transformers(
             mean, std = mean or card["image_mean"], std or card["image_std"]
         model: nn.Module = auto.from_pretrained(name, config=config) if pretrained else auto.from_config(config)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ModelError(f"transformers:{name} cannot be made with {classes} classes: {type(error).__name__} {error}") from error
+        what = f"{type(error).__name__} {error}"
+        raise ModelError(f"transformers:{name} cannot be made with {classes} classes: {what}") from error
     return attach_normalize(model, mean, std)
 
 
@@ -96,8 +97,8 @@ def own_function(name: str) -> Callable[..., nn.Module]:
     except (ImportError, AttributeError, TypeError, ValueError) as error:
         known = ", ".join(f"{library}:NAME" for library in LIBRARIES)
         raise ModelError(
-            f"there is no network {name!r}: as package.module:function it cannot be imported ({error}), and the libraries are "
-            f"{known}"
+            f"there is no network {name!r}: as package.module:function it cannot be imported ({error}), and the libraries "
+            f"are {known}"
         ) from error
     takes = any(p.name == "classes" or p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
 

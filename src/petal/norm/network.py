@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -49,9 +50,28 @@ def _use_batch_statistics(name: str, layer: _BatchNorm) -> None:
     layer.track_running_stats = False
     layer.running_mean = layer.running_var = layer.num_batches_tracked = None
 
-    def check(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if not inputs:  # called as layer(input=x)
-            return
+    layer.register_forward_pre_hook(partial(_check_values, name))
+
+
+def _check_values(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    if inputs:          # and not called as layer(input=x)
         check_values(inputs[0], name)
 
-    layer.register_forward_pre_hook(check)
+
+OURS = (_in_rows, _check_values)
+
+
+def plain_copy(network: nn.Module, running: bool) -> nn.Module:
+    """A copy without what `network_copy` added; with `running`, batch norms have running statistics again, the source's."""
+    network = deepcopy(network).requires_grad_(True)
+    for module in network.modules():
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if getattr(hook, "func", hook) in OURS:
+                del module._forward_pre_hooks[key]
+        kept = vars(module).get("source_statistics")
+        if running and kept is not None and isinstance(module, _BatchNorm):
+            module.track_running_stats = True
+            module.running_mean, module.running_var = (statistic.clone() for statistic in kept)
+            module.num_batches_tracked = torch.zeros((), dtype=torch.long, device=kept[0].device)
+        vars(module).pop("source_statistics", None)
+    return network

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from petal._frozen import Frozen
 from petal.errors import PosteriorError
 from petal.norm import unwrapped
 from petal.posterior.files import read, write
@@ -63,7 +64,7 @@ class Posterior(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Gaussian:
+class Gaussian(Frozen):
     """What Gaussians have in common: a mean, variances with a damping that is added to them, and the file they lie in."""
 
     form: ClassVar[str]                                     # what its file says that it is
