@@ -2,18 +2,15 @@
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from petal.errors import ConfigError, InputError
 from petal.order.follow import Array, Experts, Track, follow
-
-Key = str | int | None                      # of a source of images; None for those without a name
-Keys = Key | Sequence[Key]
+from petal.order.keys import Key, Keys, rows_by_key
 
 SMALLEST = 1e-6                             # share of the uniform distribution in every prediction, so that none is zero
 
@@ -112,7 +109,7 @@ class TemporalPrior:
         given = logits.detach().cpu().double()                      # the one wait for the device
         probabilities, finite = self._probabilities(given), given.isfinite().all(1).numpy()
         answers, tracks = given.numpy().copy(), {}
-        for key, rows in _rows(stream, len(given)).items():
+        for key, rows in rows_by_key(stream, len(given)).items():
             track, rows = self._track(key, given.shape[1]), rows[finite[rows]]
             answers[rows], tracks[key] = self._answered(track, probabilities[rows])
         return torch.from_numpy(answers).to(logits), tracks
@@ -139,18 +136,6 @@ class TemporalPrior:
             answers = answers * backward[::-1]
             answers /= answers.sum(1, keepdims=True)
         return np.log(answers), after
-
-
-def _rows(stream: Keys, count: int) -> dict[Key, NDArray[np.int64]]:
-    """The numbers of the images of each source, in order."""
-    if stream is None or isinstance(stream, (str, int)):
-        return {stream: np.arange(count)}
-    if len(stream) != count:
-        raise InputError(f"stream names {len(stream)} sources for {count} images: give one key, or one for each image")
-    found: dict[Key, list[int]] = {}
-    for number, key in enumerate(stream):
-        found.setdefault(key, []).append(number)
-    return {key: np.array(numbers) for key, numbers in found.items()}
 
 
 def _decoded(keys: Tensor) -> list[Key]:
