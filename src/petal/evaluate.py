@@ -13,6 +13,7 @@ from petal import functional as F
 from petal.errors import DataError
 from petal.methods import Adapter
 from petal.metrics import BINS, SCORES
+from petal.order import Keys
 
 
 class Prediction(NamedTuple):
@@ -28,15 +29,15 @@ class Prediction(NamedTuple):
     probabilities: Tensor
 
 
-def predict(adapter: Adapter, x: Tensor, adapt: bool = True) -> Prediction:
-    """Labels with their uncertainty; adapts to the batch unless adapt=False.
+def predict(adapter: Adapter, x: Tensor, adapt: bool = True, stream: Keys = None) -> Prediction:
+    """Labels with their uncertainty; adapts to the batch unless adapt=False. `stream` is as in a call of the adapter.
 
     >>> from torch import nn
     >>> answer = predict(adapter=_demo(), x=torch.rand(4, 2))
     >>> answer.label.shape, bool((answer.probability >= 1 / 3).all()), answer.views_used
     (torch.Size([4]), True, False)
     """
-    logits = adapter(x) if adapt else adapter.predict(x)
+    logits = adapter(x, stream=stream) if adapt else adapter.predict(x, stream)
     probabilities = logits.softmax(1)
     probability, label = probabilities.max(1)
     return Prediction(label, probability, F.entropy(logits), adapter.views_used, probabilities)
@@ -49,7 +50,7 @@ def _demo() -> Adapter:
 
 
 class BatchLike(Protocol):
-    """What a stream yields, as far as evaluation reads it; `severity` may be missing."""
+    """What a stream yields, as far as evaluation reads it; `severity` and `stream` (keys of sources) may be missing."""
 
     @property
     def x(self) -> Tensor:
@@ -155,7 +156,8 @@ def evaluate_batch(adapter: Adapter, batch: BatchLike, number: int = 0) -> tuple
     _check_labels(batch, number)
     x, y = batch.x.to(adapter.device), batch.y.to(adapter.device)
     started = time.perf_counter()
-    logits = adapter(x)
+    stream = getattr(batch, "stream", None)
+    logits = adapter(x) if stream is None else adapter(x, stream=stream)
     if logits.device.type == "cuda":
         torch.cuda.synchronize(logits.device)
     seconds = time.perf_counter() - started
