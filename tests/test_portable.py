@@ -315,3 +315,16 @@ def test_statistics_can_be_pickled() -> None:
     again = pickle.loads(pickle.dumps(statistics))
     assert torch.equal(again.prototypes, statistics.prototypes)
     assert copy.deepcopy(statistics) is statistics
+
+
+@pytest.mark.parametrize("around", [petal.ASR, petal.Reservoir, petal.Guard, petal.Ordered], ids=lambda kind: kind.__name__)
+def test_what_goes_around_a_method_stops_with_it(around: type[petal.Adapter]) -> None:
+    adapter = around(petal.ETA(network(), lr=0.1, margin=1.0))
+    adapter(images(16))
+    adapter.freeze()
+    before = {name: value.clone() for name, value in adapter.adapted.items()}
+    adapter(images(16, seed=1))
+    assert all(torch.equal(value, before[name]) for name, value in adapter.adapted.items())
+    adapter.thaw()
+    adapter(images(16, seed=1))
+    assert not all(torch.equal(value, before[name]) for name, value in adapter.adapted.items())

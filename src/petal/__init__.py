@@ -43,6 +43,7 @@ from petal.methods import (
     CoTTA,
     DeYO,
     FanIn,
+    Ordered,
     Petal,
     PeTTA,
     PosteriorRates,
@@ -54,6 +55,7 @@ from petal.methods import (
     Source,
     Tent,
 )
+from petal.order import TemporalPrior
 from petal.parallel import ParallelError, parallelize
 from petal.posterior import DiagonalGaussian, LowRankGaussian, Posterior, load_posterior
 from petal.recommended import adapt
@@ -97,6 +99,7 @@ __all__ = [
     "Jitter",
     "LowRankGaussian",
     "ModelError",
+    "Ordered",
     "ParallelError",
     "PeTTA",
     "Petal",
@@ -118,6 +121,7 @@ __all__ = [
     "SourceStatistics",
     "StatisticsError",
     "Stochastic",
+    "TemporalPrior",
     "Tent",
     "Views",
     "__version__",

@@ -14,6 +14,7 @@ from petal.calls import given, inputs_and_labels, mapped, taken
 from petal.errors import ConfigError, DataError
 from petal.methods import Adapter
 from petal.metrics import BINS, SCORES
+from petal.order import Keys
 
 STREAM = "stream"       # the domain of batches that name none
 
@@ -31,8 +32,8 @@ class Prediction(NamedTuple):
     probabilities: Tensor
 
 
-def predict(adapter: Adapter, x: Any, adapt: bool = True, after: bool = False) -> Prediction:
-    """Labels with their uncertainty; adapts to the batch unless adapt=False.
+def predict(adapter: Adapter, x: Any, adapt: bool = True, after: bool = False, stream: Keys = None) -> Prediction:
+    """Labels with their uncertainty; adapts to the batch unless adapt=False. `stream` is as in a call of the adapter.
 
     The answer is the method's own, which for most is of before it learned from the batch. With `after` the batch is
     predicted once more, by what has been learned from it too.
@@ -42,15 +43,20 @@ def predict(adapter: Adapter, x: Any, adapt: bool = True, after: bool = False) -
     >>> answer.label.shape, bool((answer.probability >= 1 / 3).all()), answer.views_used
     (torch.Size([4]), True, False)
     """
-    logits = _answer(adapter, x, after) if adapt else adapter.predict(x)
+    logits = _answer(adapter, x, after, stream) if adapt else adapter.predict(x, **_named(stream))
     probabilities = logits.softmax(1)
     probability, label = probabilities.max(1)
     return Prediction(label, probability, F.entropy(logits), adapter.views_used, probabilities)
 
 
-def _answer(adapter: Adapter, x: Any, after: bool) -> Tensor:
-    logits: Tensor = adapter(x)
-    return adapter.predict(x) if after else logits
+def _answer(adapter: Adapter, x: Any, after: bool, stream: Keys = None) -> Tensor:
+    logits: Tensor = adapter(x, **_named(stream))
+    return adapter.predict(x, **_named(stream)) if after else logits
+
+
+def _named(stream: Keys) -> dict[str, Any]:
+    """The key of a source as an argument, if there is one: a user's own method need not know of it."""
+    return {} if stream is None else {"stream": stream}
 
 
 def _demo() -> Adapter:
@@ -165,7 +171,7 @@ def evaluate_batch(adapter: Adapter, batch: Any, number: int = 0, after: bool = 
         _check_labels(x, y, number, domain)
         y = y.to(adapter.device)
     started = time.perf_counter()
-    logits = _answer(adapter, given(x), after)
+    logits = _answer(adapter, given(x), after, getattr(batch, "stream", None))
     if logits.device.type == "cuda":
         torch.cuda.synchronize(logits.device)
     seconds = time.perf_counter() - started

@@ -1,7 +1,7 @@
 import json
 import shutil
 from dataclasses import asdict, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import pytest
@@ -81,8 +81,38 @@ def test_labels_in_runs(source: Path, tmp_path: Path) -> None:
         open_run(tmp_path, make_manifest(changed(o, label_correlation=None), [job("bn")]))
     with pytest.raises(ConfigError, match="leave one of them out"):
         changed(o, visits=2)
+    with pytest.raises(ConfigError, match="leave one of them out"):
+        changed(o, mean_run=2.0)
+    with pytest.raises(ConfigError, match="stretch changes a stream whose labels come in runs"):
+        changed(o, label_correlation=None, stretch=10)
     with pytest.raises(ConfigError, match="that of cifar10-gradual is gradual"):
         Experiment("cifar10-gradual", visits=2)
+
+
+@pytest.mark.parametrize(("setting", "value", "kind"), [
+    ("stretch", 10, "correlated"), ("alternate", 1, "correlated"), ("sources", 2, "correlated"), ("mean_run", 4.0, "markov"),
+])  # fmt: skip
+def test_every_order_of_labels_is_another(source: Path, tmp_path: Path, setting: str, value: float, kind: str) -> None:
+    plain = {"label_correlation": None} if kind == "markov" else {}
+    o = opened(source, label_correlation=0.1, batch_size=20, images=40)
+    other = changed(o, **plain, **{setting: value})
+    labels, others = ([batch.y.tolist() for batch in each.stream(1)] for each in (o, other))
+    assert labels != others
+    assert sorted(chain(*labels)) == sorted(chain(*others))
+    assert (next(iter(other.stream(1))).stream is not None) is (setting == "sources")
+    manifest = make_manifest(other, [job("bn")])
+    assert (manifest["stream"], manifest[setting]) == (kind, value)
+    assert setting not in make_manifest(o, [job("bn")])
+    open_run(tmp_path, manifest)
+    with pytest.raises(ConfigError, match=rf"{setting} was {value} and is None"):
+        open_run(tmp_path, {**manifest, setting: None})
+
+
+def test_frames_are_images_of_the_data(source: Path) -> None:
+    o = opened(source, images=40, batch_size=20)
+    framed = replace(o.experiment, frames=10).open_data()
+    assert len(framed) == 10 * len(o.images)
+    assert framed.labels[:20].tolist() == [int(y) for y in o.images.labels[:2] for _ in range(10)]
 
 
 def test_any_process_makes_the_same_of_it(source: Path) -> None:

@@ -17,6 +17,7 @@ from networks import images, network
 from petal.checkpoint import CheckpointError, Checkpoints, digest
 from petal.errors import InputError
 from petal.guard import Alarm
+from petal.order import Keys
 from petal.serve.queue import ADAPT, PREDICT, SOURCE, Busy, Closed
 from petal.serve.versions import NoVersion
 from petal.serve.worker import Unanswered, Worker
@@ -438,7 +439,7 @@ class FakeGuard(nn.Module):
         self.device, self.dtype = adapter.device, adapter.dtype
         self.model, self.adapted, self.kind = adapter.model, adapter.adapted, "Guard(Tent)"
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, stream: Keys = None) -> Tensor:
         self.calls += 1
         logits = self.adapter.predict(x) if self.frozen else self.adapter(x)
         if self.calls == 3:
@@ -446,7 +447,7 @@ class FakeGuard(nn.Module):
             self.frozen = self.policy == "freeze"
         return logits
 
-    def predict(self, x: Tensor) -> Tensor:
+    def predict(self, x: Tensor, stream: Keys = None) -> Tensor:
         return self.adapter.predict(x)
 
     def reset(self) -> None:

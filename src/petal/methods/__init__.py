@@ -14,6 +14,7 @@ from petal.methods.memo import MEMO
 from petal.methods.memory import CSTU, PBRS, Memory
 from petal.methods.note import NOTE
 from petal.methods.obao import OBAO
+from petal.methods.ordered import Ordered
 from petal.methods.palm import PALM
 from petal.methods.petal import Petal
 from petal.methods.petta import PeTTA
@@ -84,6 +85,7 @@ __all__ = [
     "DeYO",
     "FanIn",
     "Memory",
+    "Ordered",
     "PeTTA",
     "Petal",
     "PosteriorRates",

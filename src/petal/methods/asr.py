@@ -15,6 +15,7 @@ from petal.methods.descent import Weights
 from petal.methods.inputs import check_number
 from petal.methods.resets import forget, restart
 from petal.methods.wrapper import Wrapper, beginning, check_learner
+from petal.order import Keys
 
 
 class ASR(Wrapper):
@@ -74,8 +75,10 @@ class ASR(Wrapper):
         assert adapter.descent is not None
         adapter.descent.standing = (*adapter.descent.standing, self.memory)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, stream: Keys = None) -> Tensor:
         """The method's step, and perhaps a reset."""
+        if self.stopped:
+            return self.predict(x, stream)
         with self._guarded(x) as x, torch.enable_grad():
             for _ in range(self.steps):
                 logits = self._run(self.step, x).detach()

@@ -23,6 +23,7 @@ from petal.methods.portable import Portable
 from petal.methods.rates import FanIn, adam
 from petal.methods.state import misfits, optimizer_state, optimizer_to_load
 from petal.norm import batch_norms, network_copy
+from petal.order import Keys
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 CARRIED = ("skipped", "restored", "standing")       # of a descent, to the one that takes its place
@@ -46,6 +47,7 @@ class Adapter(Portable):
     card: ClassVar[Card | None] = None      # what tables and `petal methods` say of the method
     batch_sizes: tuple[int, ...] = ()       # of batches of its own making, such as a memory: the engine compiles them too
     alone: ClassVar[str] = ""               # why `SmallBatch` makes no sense around the method, if it makes none
+    ordered: ClassVar[bool] = False         # answers use the order of the stream, as `Ordered` does
 
     model: nn.Module
 
@@ -267,10 +269,14 @@ class Adapter(Portable):
             setattr(plain, name, getattr(self.descent, name))
         return plain
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Predict a batch and adapt to it. Returns logits; a refused batch leaves the state as it was."""
+    def forward(self, x: Tensor, stream: Keys = None) -> Tensor:
+        """Predict a batch and adapt to it. Returns logits; a refused batch leaves the state as it was.
+
+        `stream` names the source of the images, such as a camera, for what goes by their order (`Ordered`): one key, or one
+        for each image. Everything else takes it and makes no use of it.
+        """
         if self.stopped:
-            return self.predict(x)
+            return self.predict(x, stream)
         with self._guarded(x) as x, torch.enable_grad():
             self.tell_of_one(x)
             if self.episodic:
@@ -281,7 +287,7 @@ class Adapter(Portable):
                 logits = self._run(self.step, x)
             return self.corrected(logits.detach())
 
-    def predict(self, x: Tensor) -> Tensor:
+    def predict(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict a batch with the weights as they are: what a call would return next, with nothing changed."""
         with self._guarded(x) as x, torch.no_grad():
             self.tell_of_one(x)

@@ -15,6 +15,7 @@ from petal.methods.inputs import check_choice, check_number
 from petal.methods.resets import restart
 from petal.methods.state import rehearsed
 from petal.norm import MixedNorm
+from petal.order import Keys
 
 
 class MEMO(Adapter):
@@ -76,12 +77,12 @@ class MEMO(Adapter):
         if self.episodic:
             restart(self, self.start)
         for _ in range(self.steps_each):
-            views = self.augmented(image.expand(self.views, *image.shape[1:]), self.augment)
+            views = self.augmented(image[[0] * self.views], self.augment)
             self.descend(marginal_entropy(self.logits(self.model, views)))
         with torch.no_grad():
             return self.logits(self.model, image)
 
-    def predict(self, x: Tensor) -> Tensor:
+    def predict(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict a batch: what a call would return next, with nothing changed."""
         return rehearsed(self, x)
 

@@ -19,6 +19,7 @@ from petal.methods.state import optimizer_state, optimizer_to_load, optimizer_va
 from petal.methods.style import LayerStyle, Style
 from petal.methods.wrapper import Wrapper, beginning, check_learner
 from petal.norm import MixedNorm, batch_norms, replaced
+from petal.order import Keys
 from petal.statistics import SourceStatistics
 
 
@@ -86,8 +87,10 @@ class Reservoir(Wrapper):
         """Domains found so far."""
         return len(self.bank)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Find the domain, predict, and let the method learn with what belongs to it."""
+        if self.stopped:
+            return self.predict(x, stream)
         with self._guarded(x) as x, torch.enable_grad():
             for _ in range(self.steps):
                 logits = self._once(x).detach()
@@ -102,7 +105,7 @@ class Reservoir(Wrapper):
         self.adapter.step(x)
         return answer
 
-    def predict(self, x: Tensor) -> Tensor:
+    def predict(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict a batch: what a call would return next, with nothing changed."""
         with self._guarded(x) as x, torch.no_grad():
             way = self._way(x)

@@ -19,6 +19,7 @@ from petal.methods.inputs import check_batch, check_number, check_remembered
 from petal.methods.network import logits_of
 from petal.methods.wrapper import Wrapper
 from petal.norm import with_recent_norm
+from petal.order import Keys
 
 
 class SmallBatch(Wrapper):
@@ -79,7 +80,7 @@ class SmallBatch(Wrapper):
         """The method inside sees batches from the memory, whatever the stream brings."""
         return None if shape is None else (self.memory, *shape[1:])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict at once; remember the samples; let the method learn from the memory when it is time."""
         if self.stopped:
             return self.predict(x)
@@ -93,7 +94,7 @@ class SmallBatch(Wrapper):
                     self.adapter(self._samples)
             return logits
 
-    def predict(self, x: Tensor) -> Tensor:
+    def predict(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict a batch: what a call would return next, with nothing changed."""
         with self._checked(x) as x:
             kept = [layer.recent for layer in self._norms]

@@ -12,6 +12,7 @@ from petal.methods.base import Adapter
 from petal.methods.descent import Descent
 from petal.methods.executor import Executor
 from petal.methods.state import misfits
+from petal.order import Keys
 
 
 class Wrapper(Adapter):
@@ -73,9 +74,14 @@ class Wrapper(Adapter):
         """Put the declared state of the method inside back."""
         self.adapter.rewind(snapshot)
 
-    def predict(self, x: Tensor) -> Tensor:
+    def predict(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict a batch with the weights as they are."""
-        return self.adapter.predict(x)
+        return self.adapter.predict(x, stream)
+
+    @property
+    def ordered(self) -> bool:  # type: ignore[override]
+        """True if answers use the order of the stream."""
+        return self.adapter.ordered
 
     def describe(self) -> dict[str, str]:
         """What the adapter inside does; a subclass adds itself."""
@@ -98,7 +104,7 @@ class Wrapper(Adapter):
         return self.adapter.weights()
 
     def inner_shape(self, shape: Sequence[int] | None) -> Sequence[int] | None:
-        """The shape of the batches that the inner adapter gets, if the stream's have this one."""
+        """The shape of the batches that the inner adapter gets, if it is called with this one."""
         return shape
 
     def freeze(self) -> None:

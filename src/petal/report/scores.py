@@ -15,6 +15,7 @@ from petal.errors import DataError
 from petal.evaluate import Scores
 from petal.report.files import Floats, JobFolder, Records, RunFolder, read_run, run_folders
 from petal.report.paper import paper_name
+from petal.runs import ORDER
 
 
 @dataclass(frozen=True)
@@ -349,7 +350,7 @@ def _sections(folders: list[RunFolder]) -> list[Section]:
 
 def _setting(manifest: Mapping[str, Any]) -> dict[str, Any]:
     names = ("recipe", "stream", "stream_seed", "shuffle", "severity", "batch_size", "images", "visits", "label_correlation",
-             "network")  # fmt: skip
+             *ORDER, "network")  # fmt: skip
     setting = {name: manifest.get(name) for name in names}
     return setting | {name: _fingerprint(manifest.get(name)) for name in ("data", "weights")}
 

@@ -8,6 +8,7 @@ from typing import Any
 from petal.corruptions import CORRUPTIONS
 from petal.report.paper import Published, Value, lookup, published
 from petal.report.scores import METRICS, Metric, Report, ResultRow, Section, Stat, flatten
+from petal.runs import ORDER
 
 SHORT = dict(
     zip(
@@ -280,7 +281,7 @@ def run_tables(report: Report) -> list[Table]:
 
 def _settings(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     known = ("recipe", "title", "fidelity", "created", "command", "device", "device_name", "engine", "severity",
-             "batch_size", "images", "visits", "label_correlation", "orders", "seeds", "network", "data", "weights",
+             "batch_size", "images", "visits", "label_correlation", *ORDER, "orders", "seeds", "network", "data", "weights",
              "posterior", "versions")  # fmt: skip
     names = [n for n in known if n in manifest] + [n for n in manifest if n not in (*known, "format", "jobs", "classes")]
     pairs: list[tuple[str, str]] = []

@@ -12,7 +12,7 @@
     (30, 'gaussian_noise', 4)
 """
 
-from petal.runs.experiment import Experiment, OpenExperiment
+from petal.runs.experiment import ORDER, Experiment, OpenExperiment
 from petal.runs.job import Job, JobProgress, jobs_for, run_job
 from petal.runs.manifest import make_manifest, open_run, read_manifest
 from petal.runs.records import read_records, score
@@ -21,6 +21,7 @@ from petal.runs.tuning import ALPHAS, DELTAS, Trial, tune
 __all__ = [
     "ALPHAS",
     "DELTAS",
+    "ORDER",
     "Experiment",
     "Job",
     "JobProgress",

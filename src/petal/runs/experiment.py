@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from petal import models
 from petal._options import option
-from petal.data import STREAMS, CorruptedDataset, Dataset, Stream
+from petal.data import STREAMS, CorruptedDataset, Dataset, Frames, Stream
 from petal.engine import accelerate, policy_for
 from petal.errors import ConfigError
 from petal.methods import METHODS, Adapter
@@ -37,6 +37,8 @@ from petal.runs.sources import load_posterior, load_statistics, make_source, ope
 from petal.statistics import SourceStatistics
 from petal.swag import FitProgress
 
+ORDER = ("stretch", "alternate", "sources", "mean_run", "frames")       # further settings of it, in manifests where given
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -53,6 +55,11 @@ class Experiment:
     label_correlation: float | None = option(
         None, "Let labels come in runs: a Dirichlet concentration, such as 0.1; the smaller, the longer the runs."
     )
+    stretch: int | None = option(None, "With --label-correlation: no runs, but the same classes for N images.", low=1)
+    alternate: int | None = option(None, "With --label-correlation: N domains with runs, N without, and so on.", low=1)
+    sources: int | None = option(None, "With --label-correlation: N sources of images, interleaved at random.", low=1)
+    mean_run: float | None = option(None, "Let labels be a Markov chain with runs of so many images on average.", low=1)
+    frames: int | None = option(None, "Take N frames of every image, as a camera that moves over it sees them.", low=1)
     data: str | None = option(None, "Clean images, corrupted on the fly, or a folder of published -C files.")
     corrupted: str | None = option(None, "A folder of published -C files.", metavar="<path>")
     ids: str | None = option(None, "List of the images of ImageNet-C to use (RobustBench's 5,000).", metavar="<path>")
@@ -81,11 +88,14 @@ class Experiment:
         own = self.chosen
         if self.severity is not None and own.severity is None:
             raise ConfigError(f"{own.name} goes through all severities: leave the severity out")
-        for name, value in (("visits", self.visits), ("label_correlation", self.label_correlation)):
-            if value is not None and own.stream != "continual":
-                raise ConfigError(f"{name} changes a continual stream; that of {own.name} is {own.stream}")
-        if self.visits is not None and self.label_correlation is not None:
-            raise ConfigError("a stream recurs (visits) or has labels in runs (label_correlation): leave one of them out")
+        ways = [name for name in ("visits", "label_correlation", "mean_run") if getattr(self, name) is not None]
+        if ways and own.stream != "continual":
+            raise ConfigError(f"{ways[0]} changes a continual stream; that of {own.name} is {own.stream}")
+        if len(ways) > 1:
+            raise ConfigError(f"{' and '.join(ways)} make different streams: leave one of them out")
+        for name in ("stretch", "alternate", "sources"):
+            if getattr(self, name) is not None and self.label_correlation is None:
+                raise ConfigError(f"{name} changes a stream whose labels come in runs: give label_correlation too")
 
     @property
     def chosen(self) -> Recipe:
@@ -114,7 +124,8 @@ class Experiment:
 
     def open_data(self) -> Dataset:
         """The images of the stream."""
-        return open_test(self.chosen, self.data, self.corrupted, self.ids)
+        data = open_test(self.chosen, self.data, self.corrupted, self.ids)
+        return data if self.frames is None else Frames(data, self.frames)
 
     def with_source(
         self, folder: Path, device: torch.device, on_train: Callable[[TrainProgress], None] | None = None,
@@ -193,6 +204,8 @@ class OpenExperiment:
         """Which of the `STREAMS`."""
         if self.experiment.visits is not None:
             return "recurring"
+        if self.experiment.mean_run is not None:
+            return "markov"
         return self.recipe.stream if self.experiment.label_correlation is None else "correlated"
 
     @property
@@ -209,10 +222,9 @@ class OpenExperiment:
         """
         e, ready = self.experiment, isinstance(self.images, CorruptedDataset)
         options: dict[str, Any] = {} if self.severity is None else {"severity": self.severity}
-        if e.visits is not None:
-            options["visits"] = e.visits
-        if e.label_correlation is not None:
-            options["concentration"] = e.label_correlation
+        given = {"visits": e.visits, "concentration": e.label_correlation, "stretch": e.stretch, "alternate": e.alternate,
+                 "sources": e.sources, "run": e.mean_run}  # fmt: skip
+        options |= {name: value for name, value in given.items() if value is not None}
         if e.shuffle:
             options["shuffle"] = True
         return STREAMS[self.stream_name](

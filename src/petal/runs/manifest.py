@@ -23,7 +23,7 @@ import torch
 from petal._files import alone, make_folder, write_json
 from petal.errors import ConfigError, PetalWarning
 from petal.recipes.provenance import described, versions
-from petal.runs.experiment import OpenExperiment
+from petal.runs.experiment import ORDER, OpenExperiment
 from petal.runs.job import Job, describe_job
 
 FORMAT = "petal-run-1"
@@ -54,6 +54,7 @@ def make_manifest(opened: OpenExperiment, jobs: Sequence[Job], command: str = ""
         "batch_size": opened.batch_size,
         **{key: getattr(e, key) for key in ("fidelity", "engine", "stream_seed", "images", "visits", "label_correlation")},
         **({"shuffle": True} if e.shuffle else {}),
+        **{name: getattr(e, name) for name in ORDER if getattr(e, name) is not None},
         "network": own.network,
         "classes": list(opened.images.classes) if opened.images.classes else own.classes,
         "data": {**described(e.data or e.corrupted), "fingerprint": opened.images.fingerprint()},
@@ -66,7 +67,7 @@ def make_manifest(opened: OpenExperiment, jobs: Sequence[Job], command: str = ""
 
 
 SAME = ("recipe", "fidelity", "device", "engine", "stream", "stream_seed", "severity", "batch_size", "images", "network",
-        "visits", "label_correlation", "shuffle")  # fmt: skip
+        "visits", "label_correlation", "shuffle", *ORDER)  # fmt: skip
 
 
 def open_run(folder: str | Path, manifest: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from petal.errors import ConfigError
 from petal.evaluate import evaluate
 from petal.recipes.row import Row
 from petal.restore import Fisher
-from petal.runs.experiment import OpenExperiment
+from petal.runs.experiment import ORDER, OpenExperiment
 
 ALPHAS = (1e-6, 1e-7, 1e-9, 5e-10, 1e-10, 5e-11, 1e-11, 1e-12)     # the paper's grid
 DELTAS = (0.003, 0.01, 0.03, 0.1)
@@ -64,7 +64,8 @@ def tune(
     empty = [name for name, values in grid.items() if not values]
     if empty or not grid:
         raise ConfigError(f"give at least one value to try{' of ' + ', '.join(empty) if empty else ''}")
-    plain = replace(opened.experiment, stream="continual", visits=None, label_correlation=None)
+    without: dict[str, Any] = dict.fromkeys(("visits", "label_correlation", *ORDER))
+    plain = replace(opened.experiment, stream="continual", **without)
     opened = replace(opened, experiment=plain)
     values = {name: list(dict.fromkeys(given)) for name, given in grid.items()}
     best = {name: start_of(row, name, given) for name, given in values.items()}

@@ -23,6 +23,8 @@ from petal.serve._kserve import InferInput, InferRequest, RequestedOutput
 from petal.serve.settings import Settings
 
 NAME = "input"                              # of the input tensor
+CLIENT = "petal-client"                     # the parameter in which a port notes the address of a client
+LONGEST_KEY = 128                           # characters of the name of a source of images
 IMAGE_TYPES = ("image", "image/png", "image/jpeg")
 OUTPUTS = ("logits", "probabilities", "label", "entropy")
 _MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr"})
@@ -127,6 +129,14 @@ def plain(parameters: Any) -> dict[str, Any]:
         which = value.WhichOneof("parameter_choice") if hasattr(value, "WhichOneof") else None
         out[key] = value if which is None else getattr(value, which)
     return out
+
+
+def stream(parameters: Mapping[str, Any]) -> str | int | None:
+    """The source of images that a request is from: its parameter `stream`, and else its client."""
+    key: str | int | None = parameters.get("stream", parameters.get(CLIENT))
+    if key is not None and (isinstance(key, bool) or not isinstance(key, (str, int)) or len(str(key)) > LONGEST_KEY):
+        raise Refused(f"the parameter stream is a text of at most {LONGEST_KEY} characters or a number, got {key!r:.40}")
+    return key
 
 
 # -- the samples of a request --------------------------------------------------------------------------------------------

@@ -49,11 +49,12 @@ class Answer:
 
 @dataclass
 class Item:
-    """A request that waits: samples [n, ...] and who gets their answer."""
+    """A request that waits: samples [n, ...], the source of images they are from, and who gets their answer."""
 
     x: Tensor
     target: str
     arrived: float
+    stream: str | int | None = None
     future: "Future[Answer]" = field(default_factory=Future)
 
 
@@ -68,9 +69,9 @@ class RequestQueue:
         self._closing = False
         self._rate = 0.0                    # samples per second while at work
 
-    def submit(self, x: Tensor, target: str = ADAPT) -> "Future[Answer]":
-        """Accept samples [n, ...] on the CPU for a target, or raise `Busy` or `Closed`."""
-        item = Item(x, target, time.monotonic())
+    def submit(self, x: Tensor, target: str = ADAPT, stream: str | int | None = None) -> "Future[Answer]":
+        """Accept samples [n, ...] on the CPU for a target, from one source of images, or raise `Busy` or `Closed`."""
+        item = Item(x, target, time.monotonic(), stream)
         with self._change:
             if self._closing:
                 raise Closed

@@ -105,6 +105,7 @@ class Endpoints(V2Endpoints):               # type: ignore[misc]
                     watch.refused(found.reason)
                 raise
             del body
+            asked.parameters[inputs.CLIENT] = request.client.host if request.client else "unknown"
             answer, _ = await self.dataplane.infer(model_name, asked)
         content, length = answer.to_rest()
         if length is None:

@@ -9,6 +9,7 @@ from grpc import aio
 from petal.errors import ConfigError
 from petal.serve._kserve import InferenceServicer, add_GRPCInferenceServiceServicer_to_server, pb
 from petal.serve.http import address
+from petal.serve.inputs import CLIENT
 from petal.serve.settings import Settings
 from petal.serve.wire import Plane, refusal
 
@@ -38,6 +39,11 @@ class Servicer(InferenceServicer):          # type: ignore[misc]
         """Inputs, outputs and versions of the model."""
         self._check(request)
         return pb.ModelMetadataResponse(**await self.plane.model_metadata(request.name))
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:
+        """Predict, and adapt unless told not to."""
+        request.parameters[CLIENT].string_param = context.peer().rpartition(":")[0]        # ipv4:ADDRESS:PORT
+        return await super().ModelInfer(request, context)
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:
         """Not offered."""

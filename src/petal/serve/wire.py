@@ -91,9 +91,10 @@ class AdaptiveModel(InferenceModel):        # type: ignore[misc]
         protocol = "grpc" if body.from_grpc else "rest"
         target, status = "none", "error"
         try:
-            target = self.target(body.model_version, inputs.plain(body.parameters))
+            parameters = inputs.plain(body.parameters)
+            target, stream = self.target(body.model_version, parameters), inputs.stream(parameters)
             inputs.check_outputs(body)
-            answer = await self.answer(body, target)
+            answer = await self.answer(body, target, stream)
             status = "ok"
             return self.response(body, answer), {}
         except PetalError as error:
@@ -107,7 +108,7 @@ class AdaptiveModel(InferenceModel):        # type: ignore[misc]
             self.watch.metrics.requests.labels(protocol, shown, status).inc()
             self.watch.metrics.latency.labels(shown).observe(time.monotonic() - began)
 
-    async def answer(self, request: InferRequest, target: str) -> Answer:
+    async def answer(self, request: InferRequest, target: str, stream: str | int | None) -> Answer:
         """The worker's answer, within the time there is."""
         self.worker.check_room()
         arguments = (request, self.settings, self.worker.served.unit_pixels)
@@ -115,7 +116,7 @@ class AdaptiveModel(InferenceModel):        # type: ignore[misc]
             x = await asyncio.get_running_loop().run_in_executor(self.pool, inputs.samples, *arguments)
         else:
             x = inputs.samples(*arguments)
-        future = asyncio.wrap_future(self.worker.submit(x, target))
+        future = asyncio.wrap_future(self.worker.submit(x, target, stream))
         try:
             return await asyncio.wait_for(future, self.settings.answer_seconds)
         except TimeoutError:

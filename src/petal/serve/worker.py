@@ -21,6 +21,7 @@ from petal._random import random_state, set_random_state
 from petal.checkpoint import CheckpointError, Checkpoints, digest, fingerprint
 from petal.errors import PetalError
 from petal.methods import Adapter
+from petal.order import Keys
 from petal.serve.logs import Audit
 from petal.serve.model import Served
 from petal.serve.queue import ADAPT, PREDICT, SOURCE, Answer, Closed, Item, RequestQueue
@@ -157,7 +158,7 @@ class Worker(RequestQueue, threading.Thread):
         target, began = items[0].target, time.monotonic()
         x = torch.cat([item.x for item in items]).to(self.adapter.device)
         try:
-            logits, version, adapted = self._logits(x, target)
+            logits, version, adapted = self._logits(x, target, [item.stream for item in items for _ in item.x])
         except PetalError as error:
             if len(items) == 1:
                 items[0].future.set_exception(error)
@@ -189,18 +190,18 @@ class Worker(RequestQueue, threading.Thread):
         if target == ADAPT and not self.frozen:
             self._after_call(adapted)
 
-    def _logits(self, x: Tensor, target: str) -> tuple[Tensor, str, bool]:
+    def _logits(self, x: Tensor, target: str, stream: Keys) -> tuple[Tensor, str, bool]:
         """Logits, the version of the weights they come from, and whether the weights moved on afterwards."""
         if target == SOURCE:
             return self.served.source.predict(x), SOURCE, False
         if target == PREDICT or (target == ADAPT and self.frozen):
-            return self.adapter.predict(x), str(self.version), False
+            return self.adapter.predict(x, stream), str(self.version), False
         if target == ADAPT:
             learns = not self.resting and self.served.learns
-            return self.adapter(x), str(self.version), learns
+            return self.adapter(x, stream=stream), str(self.version), learns
         if int(target) == self.version:
-            return self.adapter.predict(x), target, False
-        return self._view(int(target)).predict(x), target, False
+            return self.adapter.predict(x, stream), target, False
+        return self._view(int(target)).predict(x, stream), target, False
 
     def _view(self, number: int) -> Adapter:
         """A second adapter at a version that is kept; the last one asked for stays loaded."""

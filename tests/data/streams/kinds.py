@@ -15,6 +15,10 @@ FINITE = {
     "gradual": lambda data, **o: streams.gradual(data, NAMES[:2], **o),
     "mixed": lambda data, **o: streams.mixed(data, NAMES, **o),
     "correlated": lambda data, **o: streams.correlated(data, NAMES, **o),
+    "stretches": lambda data, **o: streams.correlated(data, NAMES, stretch=4, **o),
+    "alternating": lambda data, **o: streams.correlated(data, NAMES, alternate=1, **o),
+    "interleaved": lambda data, **o: streams.correlated(data, NAMES, sources=3, **o),
+    "markov": lambda data, **o: streams.markov(data, NAMES, run=3, **o),
     "recurring": lambda data, **o: streams.recurring(data, NAMES, visits=2, **o),
     "own": lambda data, **o: streams.own([("a", data), ("b", OTHER)], **o),
 }
@@ -25,7 +29,7 @@ def same(a, b):
     assert torch.equal(a.x, b.x)
     assert torch.equal(a.y, b.y)
     assert torch.equal(a.index, b.index)
-    for name in ("domain", "severity", "position", "domain_changed", "visit", "domains", "strengths"):
+    for name in ("domain", "severity", "position", "domain_changed", "visit", "domains", "strengths", "stream"):
         assert getattr(a, name) == getattr(b, name), name
 
 

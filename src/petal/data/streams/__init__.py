@@ -19,7 +19,7 @@ To add a stream, write a function that makes the segments and hands them to `Str
 from collections.abc import Callable
 
 from petal.data.streams.builder import CLEAN, Options, Order, StreamBuilder
-from petal.data.streams.correlated import correlated, correlated_order
+from petal.data.streams.correlated import correlated, correlated_order, markov, markov_order
 from petal.data.streams.domains import continual, gradual, gradual_pairs, own, recurring, single
 from petal.data.streams.mixtures import MIXED, blended, mixed
 from petal.data.streams.stream import Batch, Loaded, Segment, Stream
@@ -27,10 +27,11 @@ from petal.errors import renamed
 
 __all__ = [
     "CLEAN", "MIXED", "STREAMS", "Batch", "Loaded", "Options", "Order", "Segment", "Stream", "StreamBuilder", "blended",
-    "continual", "correlated", "correlated_order", "gradual", "gradual_pairs", "mixed", "own", "recurring", "single",
+    "continual", "correlated", "correlated_order", "gradual", "gradual_pairs", "markov", "markov_order", "mixed", "own",
+    "recurring", "single",
 ]  # fmt: skip
 
 STREAMS: dict[str, Callable[..., Stream]] = {
-    make.__name__: make for make in (single, continual, gradual, mixed, correlated, recurring, blended, own)
+    make.__name__: make for make in (single, continual, gradual, mixed, correlated, markov, recurring, blended, own)
 }
 __getattr__ = renamed(__name__, Setup=StreamBuilder)

@@ -150,7 +150,7 @@ class StreamBuilder:
                       prefetch=self.prefetch)
 
 
-_PURPOSES = ("subset", "shuffle", "mixed", "correlated", "walk", "peak", "salt")
+_PURPOSES = ("subset", "shuffle", "mixed", "correlated", "walk", "peak", "salt", "markov")
 
 
 def draws(seed: int, purpose: str, number: int = 0) -> np.random.Generator:

@@ -33,6 +33,7 @@ class Batch:
     visit: int = 0                          # how often this domain came before, in a recurring stream
     domains: tuple[str, ...] = ()           # domain of each image; they differ only within a batch of a mixed stream
     strengths: Mapping[str, float] = field(default_factory=dict)    # blended: mean strength of each corruption
+    stream: tuple[int, ...] | None = None   # the source of each image, such as a camera, where there are several
 
     def __len__(self) -> int:
         return len(self.y)
@@ -40,13 +41,14 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """What a segment's `load` returns; `domains` is None where all images are of the segment's domain."""
+    """What a segment's `load` returns; without `domains` all images are of the segment's, without `stream` of one source."""
 
     x: Tensor
     y: Tensor
     index: Tensor
     domains: tuple[str, ...] | None = None
     strengths: Mapping[str, float] = field(default_factory=dict)
+    stream: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -192,6 +194,7 @@ class Stream:
                 visit=segment.visit,
                 domains=(segment.domain,) * len(part.y) if part.domains is None else part.domains,
                 strengths=part.strengths,
+                stream=part.stream,
             )
 
     def __repr__(self) -> str:
