@@ -319,7 +319,7 @@ def test_statistics_can_be_pickled() -> None:
 
 @pytest.mark.parametrize("around", [petal.ASR, petal.Reservoir, petal.Guard, petal.Ordered], ids=lambda kind: kind.__name__)
 def test_what_goes_around_a_method_stops_with_it(around: type[petal.Adapter]) -> None:
-    adapter = around(petal.ETA(network(), lr=0.1, margin=1.0))
+    adapter = around(petal.ETA(network(), lr=0.1, margin=1.0, similarity=1.0))
     adapter(images(16))
     adapter.freeze()
     before = {name: value.clone() for name, value in adapter.adapted.items()}
