@@ -221,3 +221,14 @@ def test_scores_of_huge_float32_logits_are_finite() -> None:
     result = petal.evaluate(petal.Source(model), STREAM)
     assert all(math.isfinite(v) for v in (result.mean.nll, result.mean.brier, result.mean.ece))
     assert 0 <= result.mean.brier <= 2
+
+
+def test_labels_in_runs_are_warned_of_where_batch_statistics_meet_them() -> None:
+    x = images(60)
+    sorted_labels, mixed = torch.arange(60) // 12, torch.arange(60) % 5
+    with pytest.warns(petal.PetalWarning, match=r"labels .* come in runs, and Guard\(Tent\) goes by"):
+        petal.evaluate(petal.Guard(petal.Tent(network())), [(x, sorted_labels)] * 5)
+    petal.evaluate(petal.Tent(network()), [(x, mixed)] * 5)             # a warning would be an error
+    petal.evaluate(petal.Tent(network()), [(x, torch.zeros(60).long())] * 5)
+    petal.evaluate(petal.Tent(network("group-norm")), [(x, sorted_labels)] * 5)
+    petal.evaluate(petal.SmallBatch(petal.Tent(network())), [(x, sorted_labels)] * 5)

@@ -30,3 +30,13 @@ def test_a_reference_page_is_current(page: str, tmp_path: Path) -> None:
     current, module.PAGE = module.PAGE.read_text(), tmp_path / "page.md"
     module.main()
     assert module.PAGE.read_text() == current, "run `make docs`"
+
+
+def test_the_examples_of_the_guide_to_your_own_network_run() -> None:
+    page = README.parent / "docs" / "guides" / "your-network.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S)
+    assert len(blocks) == 4
+    scope: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, page.name, "exec"), scope)
+    assert scope["answer"].label.shape == (16,)

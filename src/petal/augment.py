@@ -102,6 +102,7 @@ class Views:
 
     def look(self, x: Tensor) -> None:
         """Warn if these images are no pixels; the host waits for the device."""
+        self.check(x)
         low, high = (float(value) for value in self.pixels(x).aminmax())
         if low < -SLACK or high > 1 + SLACK:
             also = "" if self.mean is None else f" after mean={self.mean} and std={self.std} are undone"

@@ -2,16 +2,17 @@
 
 import math
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from petal import functional as F
 from petal.calls import given, inputs_and_labels, mapped, taken
-from petal.errors import ConfigError, DataError
+from petal.errors import ConfigError, DataError, PetalWarning
 from petal.methods import Adapter
 from petal.metrics import BINS, SCORES
 from petal.order import Keys
@@ -149,13 +150,44 @@ def iter_evaluate(
     what the method did are there. `after` is that of `predict`: scores of the answers after learning from the batch.
     """
     previous: tuple[str, int] | None = None
+    order = Order() if adapter.by_batch else None
     for number, batch in enumerate(stream):
         here = (getattr(batch, "domain", STREAM), int(getattr(batch, "severity", 0)))
         if reset_on_domain_change and previous is not None and here != previous:
             adapter.reset()
         previous = here
         record, _ = evaluate_batch(adapter, batch, number, after)
+        labels = inputs_and_labels(batch)[1]
+        if order is not None and labels is not None and order.runs(labels):
+            order = None
+            warnings.warn(
+                f"the labels of this stream come in runs, and {adapter.kind} goes by the statistics of a batch, which is "
+                "then of few classes: put petal.SmallBatch around the method, or choose one for such streams (`petal methods`)",
+                PetalWarning, stacklevel=2,
+            )  # fmt: skip
         yield record
+
+
+class Order:
+    """Whether the labels of a stream come in runs: by how many are followed by their like."""
+
+    def __init__(self) -> None:
+        self.counts = torch.zeros(0, dtype=torch.int64)
+        self.pairs = self.alike = 0
+
+    def runs(self, labels: Tensor) -> bool:
+        """After one more batch: true if, of 200 pairs or more, half of those are alike that by chance would not be.
+
+        >>> Order().runs(torch.arange(300) // 30), Order().runs(torch.arange(300) % 10), Order().runs(torch.zeros(300).int())
+        (True, False, False)
+        """
+        labels = labels.cpu().long()
+        counts = torch.bincount(labels, minlength=len(self.counts))
+        self.counts = counts + nn.functional.pad(self.counts, (0, len(counts) - len(self.counts)))
+        self.pairs += len(labels) - 1
+        self.alike += int((labels[1:] == labels[:-1]).sum())
+        by_chance = float((self.counts / self.counts.sum()).square().sum())
+        return self.pairs >= 200 and self.alike / self.pairs > (1 + by_chance) / 2
 
 
 def evaluate_batch(adapter: Adapter, batch: Any, number: int = 0, after: bool = False) -> tuple[Record, Tensor]:

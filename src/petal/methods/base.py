@@ -88,7 +88,7 @@ class Adapter(Portable):
         self._networks: dict[nn.Module, Network] = {}
         self._looked = False                    # at the first images for views
         self.by_batch = batch_statistics and bool(batch_norms(self.model))
-        super().train(False)
+        nn.Module.train(self, False)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -28,7 +28,7 @@ class Portable(nn.Module):
     """
 
     stopped: bool                               # learning is off
-    by_batch: bool                              # batch norms go by the statistics of the batch
+    by_batch: bool                              # predictions go by the statistics of the batch
     describe: Callable[[], dict[str, str]]
     plain_descent: Callable[[], Any]
     execute_with: Callable[[Any], None]
@@ -62,10 +62,10 @@ class Portable(nn.Module):
         statistics. With `data`, batches as adapted to, these are computed anew: the copy then takes batches of any size, and
         its `state_dict` fits the user's class. Methods that put norms of their own into a network leave them in the copy.
         """
-        known = {name: found for name, found in self.named_children() if name != "adapter"}
         source = getattr(self, network or ("teacher" if hasattr(self, "teacher") else "model"), None)
         if not isinstance(source, nn.Module):
-            raise ConfigError(f"there is no network {network!r} in here: {', '.join(known)}")
+            known = ", ".join(name for name, _ in getattr(self, "method", self).named_children())
+            raise ConfigError(f"there is no network {network!r} in here: {known}")
         with torch.inference_mode(False), self._lock:
             copy = plain_copy(source, running=data is not None)
             if data is not None:

@@ -41,6 +41,7 @@ class SmallBatch(Wrapper):
 
     prefix = "small."
     views_used = False
+    by_batch = False
 
     def __init__(
         self,

@@ -24,6 +24,7 @@ from petal.checkpoint import CheckpointError, digest, read_state, write_state
 from petal.collect import collect_statistics
 from petal.data import Dataset
 from petal.errors import ConfigError, DataError, ModelError
+from petal.methods.network import logits_of
 from petal.posterior import DiagonalGaussian, LowRankGaussian, Posterior
 from petal.recipes.provenance import described, versions
 from petal.recipes.published import FitSettings
@@ -158,7 +159,7 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = settings.lr * 0.5 * (1 + math.cos(math.pi * step / steps))
             with torch.autocast(device.type, dtype=low, enabled=low is not None):
-                loss = nn.functional.cross_entropy(model(x), y, label_smoothing=settings.label_smoothing)
+                loss = nn.functional.cross_entropy(logits_of(model, x), y, label_smoothing=settings.label_smoothing)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -263,7 +264,7 @@ def clean_error(model: nn.Module, data: Dataset, batch_size: int = 500) -> float
     for numbers in torch.split(torch.arange(len(data)), batch_size):
         x, y = data.batch(numbers)
         with torch.autocast(device.type, dtype=low, enabled=low is not None):
-            wrong += int((model(x.to(device)).argmax(1).cpu() != y).sum())
+            wrong += int((logits_of(model, x.to(device)).argmax(1).cpu() != y).sum())
     return wrong / len(data)
 
 
