@@ -65,6 +65,7 @@ class Adapter(nn.Module):
     """
 
     card: ClassVar[Card | None] = None      # what tables and `petal methods` say of the method
+    added: frozenset[str] = frozenset()     # parameters that it adds to its network, which are not the source's
     alone: ClassVar[str] = ""               # why `SmallBatch` makes no sense around the method, if it makes none
 
     model: nn.Module
