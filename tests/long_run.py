@@ -23,6 +23,7 @@ def make(name: str, engine: str) -> Adapter:
     method, *around = name.split("+")
     model = network()
     views = {"views": 1, "confidence": 0.9} if issubclass(METHODS[method], MeanTeacher) else {}
+    views |= {"views": 2} if method == "memo" else {}
     prior = [DiagonalGaussian.isotropic(model, 0.1)] if method == "petal" else needed(method, model)
     adapter: Adapter = METHODS[method](model, *prior, **views)
     for wrapper in around:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -162,3 +163,19 @@ def test_what_does_not_fit_is_refused() -> None:
     known = petal.collect_statistics(model, source_batches(read("rmt")[0]["labels"]), ["prototypes"])
     with pytest.raises(ConfigError, match="something called 'projector_bias_1'"):
         petal.RMT(model, known)
+
+
+def test_a_checkpoint_is_of_its_source_whatever_the_seed(tmp_path: Path) -> None:
+    adapter, (x, y, *_) = made(seed=0)
+    adapter(x)
+    petal.save(adapter, tmp_path / "state")
+    other, _ = made(seed=1)
+    petal.load(other, tmp_path / "state")
+    assert torch.equal(adapter(y), other(y))
+    model, _ = inputs()
+    known = petal.collect_statistics(model, source_batches(read("rmt")[0]["labels"]), ["prototypes"])
+    with torch.no_grad():
+        model.fc.bias.add_(1)
+    stranger = petal.RMT(model, known, 0.01, augment=augment, optimizer=sgd, projection=6)
+    with pytest.raises(petal.PetalError, match="belongs to other source weights"):
+        petal.load(stranger, tmp_path / "state")

@@ -46,6 +46,7 @@ class Adapter(Portable):
 
     card: ClassVar[Card | None] = None      # what tables and `petal methods` say of the method
     batch_sizes: tuple[int, ...] = ()       # of batches of its own making, such as a memory: the engine compiles them too
+    added: frozenset[str] = frozenset()     # parameters that it adds to its network, which are not the source's
     alone: ClassVar[str] = ""               # why `SmallBatch` makes no sense around the method, if it makes none
     ordered: ClassVar[bool] = False         # answers use the order of the stream, as `Ordered` does
 

@@ -25,10 +25,10 @@ class GOLD(SelfTraining):
     code. Since g is a row of W, directions beyond the number of classes have eigenvalues near zero, and which ones they are
     is up to the linear algebra: with a larger rank runs on other machines may differ.
 
-    In the paper the scales learn alone: adapts="scales" (and the projector of `Contrast`). The released code trains "weights"
-    too for CIFAR, the default here, and "norm" for ImageNet; see `SelfTraining`, for `answer` as well. The scales learn at
-    `scale_rate` times the rate. With `source_data`, batches of source data, student and teacher warm up on `warm_up` of its
-    images.
+    In the paper the scales learn alone: adapts="scales" (and the projector of `Contrast`). The released code trains
+    "weights" too for CIFAR, the default here, and "norm" for ImageNet; see `SelfTraining`, for `answer` as well. The scales
+    learn at `scale_rate` times the rate. With `source_data`, batches of source data, student and teacher warm up on
+    `warm_up` of its images.
     """
 
     card = Card(

@@ -37,7 +37,8 @@ class PALM(Adapter):
 
     card = Card(
         title="PALM", year=2025, adapts="convolutions and norm layers",
-        paper="Maharana et al., PALM: pushing adaptive learning rate mechanisms for continual test-time adaptation, AAAI 2025",
+        paper="Maharana et al., PALM: pushing adaptive learning rate mechanisms for continual test-time adaptation, "
+              "AAAI 2025",
     )  # fmt: skip
 
     sensitivity: Tensor
