@@ -61,7 +61,8 @@ def collect_statistics(
             fisher = _fisher(network, _first(loader, fisher_images, network, "fisher", tell))
         if "styles" in wanted:
             network = network_copy(model, False)
-            found["styles"] = _styles(style or LayerStyle(network), _first(loader, sys.maxsize, network, "styles", tell), style_batches)
+            batches = _first(loader, sys.maxsize, network, "styles", tell)
+            found["styles"] = _styles(style or LayerStyle(network), batches, style_batches)
     return SourceStatistics(fisher, **found)
 
 

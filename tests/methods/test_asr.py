@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import petal
 from methods.field import close, flat
-from methods.golden import OPTIMIZERS, augment, fast, read, sgd, small
+from methods.golden import OPTIMIZERS, augment, fast, read, small
 from petal.errors import ConfigError
 
 CASES = [(kind, norm, opt) for kind in ("eta", "eata", "roid") for norm in ("batch", "group") for opt in OPTIMIZERS]
