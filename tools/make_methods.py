@@ -11,7 +11,8 @@ HEAD = """# The methods
 
 Made from the methods' cards and docstrings by `make docs`; `petal methods` prints the same table. "Small batches": works for
 batches of a few images. "Correlated labels": works where labels come in runs. `petal+small` makes any method work on small
-batches (`petal.SmallBatch`). `...+asr` and `...+reservoir` go around a method that adapts one network: `eta+asr`, `eata+reservoir`.
+batches (`petal.SmallBatch`). `...+asr` and `...+reservoir` go around a method that adapts one network: `eta+asr`,
+`eata+reservoir`.
 
 | name | method | year | adapts | needs | small batches | correlated labels |
 | --- | --- | --- | --- | --- | --- | --- |

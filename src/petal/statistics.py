@@ -98,7 +98,8 @@ class SourceStatistics(Frozen):
             return None if value is None else value.to(device, dtype if value.is_floating_point() else None)
 
         fisher = {name: value.to(device, dtype) for name, value in self.fisher.items()}
-        return SourceStatistics(fisher, moved(self.prototypes), moved(self.variances), moved(self.counts), moved(self.styles))
+        others = (self.prototypes, self.variances, self.counts, self.styles)
+        return SourceStatistics(fisher, *map(moved, others))
 
     def tensors(self) -> dict[str, Tensor]:
         """Every tensor by its name in a file: fisher.NAME, prototypes, variances, counts, styles."""

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import petal
-from methods.field import close, flat
+from methods.field import close
 from methods.golden import OPTIMIZERS, augment, fast, read, small
-from petal.recipes.settings import SGD
 from petal.errors import ConfigError, StatisticsError
+from petal.recipes.settings import SGD
 
 RATES = {"adam": 0.005, "sgd": 0.0003}
 ORDER = (0, 0, 0, 1, 1, 1, 0, 2, 2, 1, 0, 3, 3, 4, 1, 2, 0, 5, 4, 1, 0, 2, 3, 3, 0, 1, 2, 0, 4, 5, 0, 1, 3, 2)
@@ -89,7 +89,7 @@ def test_reservoir_is_the_reference(kind: str, norm: str, optimizer: str) -> Non
     assert domains == golden["ways"].tolist()
     assert adapter.domains == 4
     assert close(logits, golden["logits"])
-    assert close(adapter.own_state()["bank"], golden["bank"])
+    assert close(adapter.own_state()["domains.bank"], golden["bank"])
     assert close(adapter.clusters.mean + adapter.clusters.delta.detach(), golden["centroids"])
     assert close(adapter.clusters.sample, golden["sample"])
 
@@ -99,7 +99,7 @@ def test_the_nearest_domain_alone_is_the_reference_without_ensembling() -> None:
     model, batches = stream()
     adapter = reservoir("eta", model, average=False)
     assert close(run(adapter, batches)[0], golden["nearest.logits"])
-    assert close(adapter.own_state()["bank"], golden["nearest.bank"])
+    assert close(adapter.own_state()["domains.bank"], golden["nearest.bank"])
 
 
 @pytest.mark.parametrize("kind", ["eta", "roid", "sar"])
@@ -124,10 +124,10 @@ def test_each_domain_has_its_own_optimizer_and_declared_state() -> None:
     run(adapter, batches[:6])
     state = adapter.own_state()
     others = [number for number in range(adapter.domains) if number != adapter.active]
-    steps = {float(state[f"{number}.optimizer.bn1.weight.step"]) for number in others}
+    steps = {float(state[f"domains.{number}.optimizer.bn1.weight.step"]) for number in others}
     assert len(others) == 3
     assert len(steps) > 1
-    means = [state[f"{number}.state.mean"] for number in others if f"{number}.state.mean" in state]
+    means = [state[f"domains.{number}.state.mean"] for number in others if f"domains.{number}.state.mean" in state]
     assert len(means) > 1
     assert not torch.equal(means[0], means[1])
 
@@ -152,11 +152,11 @@ def test_a_domain_beyond_the_capacity_is_learned_with_the_nearest() -> None:
     adapter = reservoir("tent", model, capacity=2)
     before = None
     for x in batches:
-        before = adapter.own_state()["bank"]
+        before = adapter.own_state()["domains.bank"]
         near = int(adapter.clusters.distances(style(x)).argmin())
         adapter(x)
     assert adapter.domains == 2
-    moved = (adapter.own_state()["bank"] - before).abs().amax(1) > 0
+    moved = (adapter.own_state()["domains.bank"] - before).abs().amax(1) > 0
     assert moved.tolist() == [number == near for number in range(2)]
 
 
@@ -245,9 +245,12 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
     run(adapter, batches[:6])
     state = adapter.state_dict()
     wrong = {
-        "missing 'reservoir.bank'": {"reservoir.bank": None},
-        "instead of up to 4 domains": {"reservoir.bank": state["reservoir.bank"].repeat(2, 1)},
-        "unexpected 'reservoir.7.state.mean'": {"reservoir.7.state.mean": torch.zeros(10)},
+        "missing 'bank'": {"reservoir.domains.bank": None},
+        "instead of up to 4 domains": {"reservoir.domains.bank": state["reservoir.domains.bank"].repeat(2, 1)},
+        "unexpected '7.state.mean'": {"reservoir.domains.7.state.mean": torch.zeros(10)},
+        "unexpected '0.state.means'": {"reservoir.domains.0.state.means": torch.zeros(10)},
+        "missing 'largest'": {"reservoir.largest": None},
+        "unexpected 'nothing'": {"reservoir.nothing": torch.zeros(1)},
         "'delta' is": {"reservoir.clusters.delta": torch.zeros(2, 2)},
     }
     for words, change in wrong.items():
@@ -276,7 +279,8 @@ def test_methods_that_it_does_not_fit(make: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize(("options", "words"), [
-    ({"capacity": 0}, "capacity must be"), ({"buffer": 3}, "buffer must be a whole number from 16"), ({"lr": -1}, "lr must be"),
+    ({"capacity": 0}, "capacity must be"), ({"buffer": 3}, "buffer must be a whole number from 16"),
+    ({"lr": -1}, "lr must be"),
     ({"quantile": 2}, "quantile must be"), ({"threshold": -1}, "threshold must be"), ({"warmup": 1}, "warmup must be"),
     ({"layers": 0}, "layers must be"), ({"buffer": 64}, "buffer=64 holds 4 styles a domain, fewer than the warmup of 20"),
 ])  # fmt: skip

@@ -31,9 +31,10 @@ class ASR(Wrapper):
     lambda = `weight` · phi^2 of the batch before. A batch of which nothing is learned counts with a gradient of zero; in the
     released code with that of EATA's regulariser.
 
-    In the released code (YonseiML/asr, 295718e) a reset around ROID goes to the wrong network: it writes a mix of adapted and
-    source weights into the frozen source that ROID pulls its weights to, and leaves those as they are. Here the adapted
-    weights are reset and the source stays what it is. The decision stays on the device. One forward of the source is added.
+    In the released code (YonseiML/asr, 295718e) a reset around ROID goes to the wrong network: a mix of adapted and source
+    weights is written into the frozen source that ROID pulls its weights to, and they themselves stay as they are. Here the
+    adapted weights are reset and the source stays what it is. One forward of the source is added to the method's step, and
+    nothing waits for the decision.
     """
 
     card = Card(
@@ -165,7 +166,7 @@ class Memory:
         self.squares = flat(gradients).square()
         weight = (2 * self.numbers[0]).to(self.held.dtype)
         pull = weight * self.held[0] * (flat(weights.values) - self.held[1])
-        parts = pull.split([gradient.numel() for gradient in gradients])
+        parts = torch.split(pull, [gradient.numel() for gradient in gradients])
         torch._foreach_add_(gradients, [part.view(g.shape) for part, g in zip(parts, gradients, strict=True)])
 
     def consolidate(self, due: Tensor, count: Tensor, momentum: float) -> None:

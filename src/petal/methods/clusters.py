@@ -109,7 +109,7 @@ class Clusters:
 
 
 def spread(styles: Tensor, quantile: float) -> Tensor | None:
-    """A quantile of the distances between styles [n, D] of one domain: what lies farther is of another. None if all agree."""
+    """A quantile of the distances between styles [n, D] of one domain, within which it lies. None if they are all equal."""
     distances = nn.functional.pdist(styles.double())
     distances = distances[distances > 0]
     return torch.quantile(distances, quantile).to(styles.dtype) if len(distances) else None

@@ -1,7 +1,6 @@
 """ReservoirTTA: parameters of their own for every domain, found again by the style of its batches (Vray et al., 2025)."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,8 +13,8 @@ from petal.errors import ConfigError, StatisticsError
 from petal.methods.base import Adapter
 from petal.methods.card import AFFINE, Card
 from petal.methods.clusters import Clusters, spread
+from petal.methods.domains import Domains
 from petal.methods.inputs import check_number
-from petal.methods.state import optimizer_state, optimizer_to_load, optimizer_values
 from petal.methods.style import LayerStyle, Style
 from petal.methods.wrapper import Wrapper, beginning, check_learner
 from petal.norm import MixedNorm, batch_norms, replaced
@@ -76,16 +75,22 @@ class Reservoir(Wrapper):
         known = None if statistics is None else statistics.styles
         if threshold is None and known is None and room < warmup:
             raise ConfigError(f"buffer={buffer} holds {room} styles a domain, fewer than the warmup of {warmup} batches")
-        self.capacity, self.threshold, self.quantile, self.warmup, self.average = capacity, threshold, quantile, warmup, average
+        self.capacity, self.threshold, self.quantile = capacity, threshold, quantile
+        self.warmup, self.average = warmup, average
         self.known = None if known is None else known.to(adapter.device, adapter.dtype)
         self.style = LayerStyle(by_source_statistics(adapter), layers) if style is None else style
-        self.clusters = Clusters(room, lr)
+        self.clusters, self.stored = Clusters(room, lr), Domains(adapter)
         self.reset_own()
 
     @property
     def domains(self) -> int:
         """Domains found so far."""
-        return len(self.bank)
+        return len(self.stored)
+
+    @property
+    def active(self) -> int:
+        """The domain of the last batch."""
+        return self.stored.active
 
     def forward(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Find the domain, predict, and let the method learn with what belongs to it."""
@@ -100,7 +105,7 @@ class Reservoir(Wrapper):
         """The method's step, after a prediction with averaged weights."""
         if self.domains == 1 or not self.average:
             return self.adapter.step(x)
-        with torch.no_grad(), self._borrowed(self._mean):
+        with torch.no_grad(), self.stored.borrowed(self._mean):
             answer = self.adapter.prediction(x)
         self.adapter.step(x)
         return answer
@@ -109,7 +114,7 @@ class Reservoir(Wrapper):
         """Predict a batch: what a call would return next, with nothing changed."""
         with self._guarded(x) as x, torch.no_grad():
             way = self._way(x)
-            with self._borrowed(way.mean if self.average else way.rows[way.index]):
+            with self.stored.borrowed(way.mean if self.average else way.rows[way.index]):
                 return self.adapter.predict(x)
 
     def describe(self) -> dict[str, str]:
@@ -125,35 +130,34 @@ class Reservoir(Wrapper):
             way, before = self._way(x), self.active
             self._mean = way.mean
             if way.parent is not None:
-                self._open(way)
-            self._switch(way.index)
+                self.stored.open(way.parent)
+            self.stored.switch(way.index)
         try:
             logits = self._run(self.step, x)
         except BaseException:
             with torch.no_grad():
-                self._switch(before)
+                self.stored.switch(before)
                 if way.parent is not None:
-                    self.bank = self.bank[:-1]
-                    self.kept.pop()
+                    self.stored.drop()
             raise
         with torch.no_grad():
-            self._write_row()
+            self.stored.write()
             self._learn(way, len(x))
         return logits
 
     def _way(self, x: Tensor) -> "Way":
         """The domain of a batch, and the weights that predict it. Nothing changes."""
-        self._write_row()
+        self.stored.write()
         style, clusters = self._style(x), self.clusters
         if clusters.mean is None:
-            return Way(style, self.bank, 0, None, style.new_ones(1))
+            return Way(style, self.stored.bank, 0, None, style.new_ones(1))
         near = clusters.distances(style)
         limit = style.new_tensor(torch.inf) if clusters.threshold is None else clusters.threshold
         index, far = torch.stack([near.argmin(), near.amin() > limit]).tolist()
         if not far or self.domains == self.capacity or len(x) < self.largest:
-            return Way(style, self.bank, index, None, (-near).softmax(0))
+            return Way(style, self.stored.bank, index, None, (-near).softmax(0))
         parent = self._most_informative(x)
-        rows, near = torch.cat([self.bank, self.bank[parent][None]]), torch.cat([near, near.new_zeros(1)])
+        rows, near = torch.cat([self.stored.bank, self.stored.bank[parent][None]]), torch.cat([near, near.new_zeros(1)])
         return Way(style, rows, self.domains, parent, (-near).softmax(0))
 
     def _style(self, x: Tensor) -> Tensor:
@@ -166,8 +170,8 @@ class Reservoir(Wrapper):
     def _most_informative(self, x: Tensor) -> int:
         """The domain whose predictions are certain one by one, and diverse together."""
         values = []
-        for row in self.bank:
-            with self._borrowed(row):
+        for row in self.stored.bank:
+            with self.stored.borrowed(row):
                 logits = self._run(self.adapter.prediction, x)
             mean = logits.softmax(1).mean(0)
             values.append(F.entropy(logits).mean() + (mean * (mean + 1e-8).log()).sum())
@@ -185,78 +189,14 @@ class Reservoir(Wrapper):
         if clusters.threshold is None and len(clusters.sample) >= self.warmup:
             clusters.threshold = spread(clusters.sample, self.quantile)
 
-    # What belongs to a domain
-
-    def _open(self, way: "Way") -> None:
-        """A domain with weights and optimizer of its parent, and declared state as at the beginning."""
-        assert way.parent is not None
-        kept = self.kept[way.parent] or self._taken()
-        optimizer = {key: value.clone() for key, value in kept.optimizer.items()}
-        start = {name: None if value is None else value.clone() for name, value in self._declared.items()}
-        self.bank, self.kept = way.rows, [*self.kept, Kept(optimizer, start)]
-
-    def _switch(self, index: int) -> None:
-        """Let the adapter have what belongs to another domain."""
-        if index == self.active:
-            return
-        new = self.kept[index]
-        assert new is not None
-        self.kept[self.active], self.kept[index] = self._taken(), None
-        self.active = index
-        self._put(self.bank[index])
-        self.adapter.rewind(new.state)
-        now = optimizer_values(self._optimizer, self.adapted)
-        if now.keys() == new.optimizer.keys() and all(isinstance(value, Tensor) for value in now.values()):
-            if now:
-                torch._foreach_copy_(list(now.values()), [new.optimizer[key] for key in now])
-        elif self.descent is not None:      # one of the two has made no step yet
-            state = {f"optimizer.state.{key}": value for key, value in new.optimizer.items()}
-            state = optimizer_state(self._optimizer, {}) | state
-            fresh = self.adapter._fresh_optimizer()
-            fresh.load_state_dict(optimizer_to_load(fresh, self.adapted, state, []))
-            self.descent.optimizer = fresh
-
-    def _taken(self) -> "Kept":
-        """Copies of what belongs to the domain that the adapter has, but for its weights."""
-        values = optimizer_values(self._optimizer, self.adapted)
-        return Kept({key: torch.as_tensor(value).clone() for key, value in values.items()}, self.adapter.snapshot())
-
-    @property
-    def _optimizer(self) -> torch.optim.Optimizer:
-        assert self.adapter.optimizer is not None
-        return self.adapter.optimizer
-
-    def _row(self) -> Tensor:
-        return torch.cat([value.detach().flatten() for value in self.adapted.values()])
-
-    def _write_row(self) -> None:
-        """The weights may have been changed by others since."""
-        self.bank[self.active] = self._row()
-
-    def _put(self, row: Tensor) -> None:
-        parameters = list(self.adapted.values())
-        parts = row.split([p.numel() for p in parameters])
-        torch._foreach_copy_(parameters, [part.view(p.shape) for part, p in zip(parts, parameters, strict=True)])
-
-    @contextmanager
-    def _borrowed(self, row: Tensor) -> Iterator[None]:
-        """In here the network has these weights."""
-        kept = self._row()
-        self._put(row)
-        try:
-            yield
-        finally:
-            self._put(kept)
-
     # The state
 
     def reset_own(self) -> None:
         """One domain, and what is known of the source."""
+        self.stored.clear()
+        self.clusters.clear()
+        self.largest = 0                    # images in the largest batch so far
         with torch.inference_mode(False), torch.no_grad():
-            self.bank = torch.cat([value.flatten() for value in self.adapter.origin().values()])[None]      # [domains, P]
-            self.kept: list[Kept | None] = [None]       # what belongs to a domain; None for the one that the adapter has
-            self.active, self.largest = 0, 0
-            self.clusters.clear()
             if self.known is not None:
                 self.clusters.begin(self.known.mean(0))
                 self.clusters.threshold = spread(self.known, self.quantile)
@@ -264,67 +204,29 @@ class Reservoir(Wrapper):
                 self.clusters.threshold = torch.tensor(self.threshold, device=self.device, dtype=self.dtype)
 
     def own_state(self) -> dict[str, Tensor]:
-        """Weights of all domains, what else belongs to those that the adapter does not have, and the centroids."""
-        with torch.no_grad():
-            self._write_row()
-        state = {"bank": self.bank.clone(), "counters": torch.tensor([self.active, self.largest])}
+        """What belongs to every domain, and the centroids."""
+        state = {f"domains.{key}": value for key, value in self.stored.state().items()}
         state |= {f"clusters.{key}": value for key, value in self.clusters.state().items()}
-        for number, kept in enumerate(self.kept):
-            if kept is not None:
-                declared = {f"{number}.state.{key}": value.clone() for key, value in kept.state.items() if value is not None}
-                state |= declared | {f"{number}.optimizer.{key}": value.clone() for key, value in kept.optimizer.items()}
-        return state
+        return state | {"largest": torch.tensor(self.largest)}
 
     def check_own_state(self, state: Mapping[str, Tensor]) -> list[str]:
         """Names and shapes, for as many domains as it is of."""
-        missing = [f"missing 'reservoir.{key}'" for key in ("bank", "counters") if key not in state]
-        if missing:
-            return missing
-        bank, counters = state["bank"], state["counters"]
-        shape = [len(bank), self.bank.shape[1]]
-        if list(bank.shape) != shape or not 1 <= len(bank) <= self.capacity or list(counters.shape) != [2]:
-            text = f"of up to {self.capacity} domains with {shape[1]} weights"
-            return [f"'reservoir.bank' is {list(bank.shape)} instead {text}, with 2 counters"]
-        parts = _by_first(key for key in state if key not in ("bank", "counters"))
-        clusters = {key: state[f"clusters.{key}"] for key in parts.pop("clusters", [])}
-        problems = self.clusters.problems(clusters, len(bank))
-        others = {str(number) for number in range(len(bank))} - {str(int(counters[0]))}
-        for number, keys in parts.items():
-            known = {f"state.{name}" for name in self._declared}
-            found = {f"optimizer.state.{key.removeprefix('optimizer.')}": state[f"{number}.{key}"]
-                     for key in keys if key.startswith("optimizer.")}  # fmt: skip
-            fresh = self.adapter._fresh_optimizer()
-            optimizer_to_load(fresh, self.adapted, found | optimizer_state(fresh, {}), problems)
-            wrong = [key for key in keys if number not in others or not (key in known or key.startswith("optimizer."))]
-            problems += [f"unexpected 'reservoir.{number}.{key}'" for key in wrong]
-        return problems
+        domains, clusters = _part(state, "domains."), _part(state, "clusters.")
+        wrong = [] if "largest" in state else ["missing 'largest'"]
+        wrong += self.stored.problems(domains, self.capacity)
+        wrong += self.clusters.problems(clusters, len(domains["bank"])) if not wrong else []
+        known = ("domains.", "clusters.", "largest")
+        wrong += [f"unexpected {key!r}" for key in state if not key.startswith(known)]
+        return [f"{problem} of the reservoir" for problem in wrong]
 
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a checked state."""
         with torch.inference_mode(False), torch.no_grad():
-            self.bank = state["bank"].to(self.bank, copy=True)
-            self.active, self.largest = map(int, state["counters"].tolist())
-            parts = _by_first(key for key in state if key not in ("bank", "counters"))
-            self.clusters.load({key: state[f"clusters.{key}"] for key in parts.pop("clusters", [])}, self.bank)
+            self.stored.load(_part(state, "domains."))
+            self.clusters.load(_part(state, "clusters."), self.stored.bank)
+            self.largest = int(state["largest"])
             if self.clusters.threshold is None and self.threshold is not None:
-                self.clusters.threshold = self.bank.new_tensor(self.threshold)
-            self.kept = [Kept({}, dict.fromkeys(self._declared)) for _ in self.bank]
-            self.kept[self.active] = None
-            for number, keys in parts.items():
-                kept = self.kept[int(number)]
-                assert kept is not None
-                for key in keys:
-                    kind, _, name = key.partition(".")
-                    value: dict[str, Any] = kept.state if kind == "state" else kept.optimizer
-                    value[name] = state[f"{number}.{key}"].to(self.device, copy=True)
-
-
-@dataclass
-class Kept:
-    """What belongs to a domain besides its weights: the optimizer's values by <parameter>.<key>, and declared state."""
-
-    optimizer: dict[str, Tensor]
-    state: dict[str, Tensor | None]
+                self.clusters.threshold = torch.tensor(self.threshold, device=self.device, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
@@ -350,10 +252,5 @@ def by_source_statistics(adapter: Adapter) -> Any:
     return replaced(network, partial(MixedNorm, share=0.0)) if known else network
 
 
-def _by_first(keys: Iterator[str] | Sequence[str]) -> dict[str, list[str]]:
-    """Keys by what they begin with, without it."""
-    found: dict[str, list[str]] = {}
-    for key in keys:
-        first, _, rest = key.partition(".")
-        found.setdefault(first, []).append(rest)
-    return found
+def _part(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}

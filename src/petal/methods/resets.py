@@ -23,7 +23,7 @@ def restart(
 
 
 def forget(adapter: Adapter, when: Tensor) -> None:
-    """Put declared state back to how it began where one boolean is true; what began as None to zeros, which mean the same."""
+    """Put declared state back to how it began where one boolean is true. What began as None becomes zeros: they mean it."""
     for name, start in adapter._declared.items():
         value = getattr(adapter, name)
         if value is not None:

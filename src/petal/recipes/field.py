@@ -44,7 +44,7 @@ def field(recipe: Recipe) -> list[Row]:
             frozenset({"loss"}), random=False),
         _row("roid", **affine),
         _row("cmf", **affine),
-        _variant("roid-plain", _row("roid", **affine), {"consistency": False, "answer": "logits"}),    # in ReservoirTTA
+        _variant("roid-plain", _row("roid", **affine), {"consistency": False, "answer": "logits"}, "plain"),
         _variant("roid-calibrated", _row("roid", **affine), calibrated),
         _variant("cmf-calibrated", _row("cmf", **affine), calibrated),
         _row("rmt", **whole),
@@ -69,9 +69,9 @@ def field(recipe: Recipe) -> list[Row]:
     ]  # fmt: skip
 
 
-def _variant(name: str, row: Row, own: Mapping[str, Any]) -> Row:
+def _variant(name: str, row: Row, own: Mapping[str, Any], called: str = "") -> Row:
     """A row of the same method that differs in these options."""
-    label = f"{row.label} ({', '.join(map(str, own.values()))})"
+    label = f"{row.label} ({called or ', '.join(map(str, own.values()))})"
     return replace(row, name=name, label=label, options={**row.options, **own}, own=frozenset(own))
 
 
