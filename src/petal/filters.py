@@ -19,7 +19,7 @@ def reliable(uncertainty: Tensor, margin: float, classes: int) -> Tensor:
 
     What is not a number passes: a step on it is then skipped and counted.
 
-    >>> reliable(torch.tensor([0.1, 0.9]), 0.4, 10)
+    >>> reliable(torch.tensor([0.1, 1.0]), 0.4, 10)
     tensor([ True, False])
     """
     return ~(uncertainty.detach() >= margin * math.log(classes))

@@ -14,7 +14,6 @@ import petal
 from methods.field import CASES, RATES, close, flat, inputs
 from methods.golden import OPTIMIZERS, fast, read, small
 from petal.destroy import Occlusion, Patches
-from petal.errors import ConfigError
 
 REFERENCE = {
     "tent_come": petal.Tent, "rpl": petal.RPL,
