@@ -2,9 +2,12 @@
 
 import re
 import tomllib
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
+
+import petal
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -41,6 +44,15 @@ def test_every_relative_link_leads_somewhere(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(link)
     assert not broken
+
+
+def test_what_the_guide_of_methods_names_is_there() -> None:
+    page = (ROOT / "docs" / "guides" / "adding-a-method.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`petal((?:\.\w+)+)", page))
+    assert len(names) > 30
+    for name in names:
+        attrgetter(name[1:])(petal)
+        assert attrgetter(name[1:])(petal).__doc__, name
 
 
 def test_links_are_found() -> None:

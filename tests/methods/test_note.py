@@ -42,8 +42,8 @@ def test_settings_change_what_they_say() -> None:
         return torch.stack([adapter(x) for x in batches[:3]])[-1]
 
     base = after()
-    for changed in ({"memory": 6}, {"every": 8}, {"norm_momentum": 0.3}, {"shrink": 1.0}, {"temperature": 2.0}, {"epochs": 2},
-                    {"lr": 0.1}, {"steps": 2}, {"episodic": True}, {"seed": 1}):  # fmt: skip
+    for changed in ({"memory": 6}, {"every": 8}, {"norm_momentum": 0.3}, {"shrink": 1.0}, {"temperature": 2.0},
+                    {"epochs": 2}, {"lr": 0.1}, {"steps": 2}, {"episodic": True}, {"seed": 1}):  # fmt: skip
         assert not torch.allclose(base, after(**changed), atol=1e-9), changed
     for wrong in ({"memory": 0}, {"every": 0}, {"epochs": 0}, {"shrink": -1}, {"norm_momentum": 2}, {"temperature": 0}):
         with pytest.raises(ConfigError, match=f"{next(iter(wrong))} must be"):

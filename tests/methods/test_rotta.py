@@ -35,10 +35,12 @@ def test_settings_change_what_they_say() -> None:
         return torch.stack([adapter(x) for x in batches[:3]])[-1]
 
     base = after()
-    for changed in ({"memory": 9}, {"every": 8}, {"ema": 0.5}, {"norm_momentum": 0.3}, {"timeliness": 0.0}, {"uncertainty": 0.0},
-                    {"augment": petal.Views()}, {"lr": 0.1}, {"steps": 2}, {"episodic": True}):  # fmt: skip
+    for changed in ({"memory": 9}, {"every": 8}, {"ema": 0.5}, {"norm_momentum": 0.3}, {"timeliness": 0.0},
+                    {"uncertainty": 0.0}, {"augment": petal.Views()}, {"lr": 0.1}, {"steps": 2},
+                    {"episodic": True}):  # fmt: skip
         assert not torch.allclose(base, after(**changed), atol=1e-9), changed
-    for wrong in ({"memory": 0}, {"every": 0}, {"ema": 1.5}, {"norm_momentum": -1}, {"timeliness": -1}, {"uncertainty": "x"}):
+    for wrong in ({"memory": 0}, {"every": 0}, {"ema": 1.5}, {"norm_momentum": -1}, {"timeliness": -1},
+                  {"uncertainty": "x"}):  # fmt: skip
         with pytest.raises(ConfigError, match=f"{next(iter(wrong))} must be"):
             petal.RoTTA(model, **wrong)
 

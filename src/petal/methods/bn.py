@@ -19,7 +19,8 @@ class BatchNorm(Adapter):
 
     card = Card(
         title="BN Adapt", year=2020, adapts="statistics of batch norm", needs=("batch norm",), random=False,
-        paper="Schneider et al., Improving robustness against common corruptions by covariate shift adaptation, 2020",
+        paper="Schneider et al., Improving robustness against common corruptions by covariate shift adaptation, "
+              "NeurIPS 2020",
     )  # fmt: skip
 
     def __init__(self, model: nn.Module, share: float = 1.0) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 AFFINE = "scale and shift of norm layers"
+NO_BATCH_NORM = "without batch norm"        # suits such streams where norms do not look at the batch
 
 
 @dataclass(frozen=True)
@@ -14,11 +15,11 @@ class Card:
     year: int
     adapts: str                             # "all weights"
     needs: tuple[str, ...] = ()             # of "batch norm", "posterior", "prototypes", "fisher", "source data"
-    small_batches: bool = False             # works for batches of a few images
-    correlated_labels: bool = False         # works where labels come in runs
+    small_batches: bool | str = False       # works for batches of a few images; a text says on which networks
+    correlated_labels: bool | str = False   # works where labels come in runs; likewise
     random: bool = True                     # draws random numbers: several seeds give several results
 
     def cells(self) -> tuple[str, str, str, str]:
         """What it adapts and needs, and if it suits small batches and correlated labels, as text for a table."""
-        needs = ", ".join(self.needs) or "-"
-        return self.adapts, needs, "yes" if self.small_batches else "-", "yes" if self.correlated_labels else "-"
+        suits = [("yes" if suited is True else suited or "-") for suited in (self.small_batches, self.correlated_labels)]
+        return self.adapts, ", ".join(self.needs) or "-", suits[0], suits[1]

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from petal.augment import Augment
 from petal.methods.base import OptimizerFactory
-from petal.methods.card import AFFINE, Card
+from petal.methods.card import AFFINE, NO_BATCH_NORM, Card
 from petal.methods.descent import After, Kalman
 from petal.methods.inputs import check_number
 from petal.methods.mean_teacher import network_with
@@ -25,7 +25,7 @@ class CMF(ROID):
     """
 
     card = Card(
-        title="CMF", year=2024, adapts=AFFINE,
+        title="CMF", year=2024, adapts=AFFINE, correlated_labels=NO_BATCH_NORM,
         paper="Lee and Chang, Continual momentum filtering on parameter space for online test-time adaptation, ICLR 2024",
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from petal.filters import masked_mean, reliable
 from petal.functional import entropy
 from petal.methods.affine import TOP_LAYERS, AffineAdapter
 from petal.methods.base import OptimizerFactory
-from petal.methods.card import AFFINE, Card
+from petal.methods.card import AFFINE, NO_BATCH_NORM, Card
 from petal.methods.inputs import check_choice, check_number
 
 
@@ -30,7 +30,7 @@ class DeYO(AffineAdapter):
     """
 
     card = Card(
-        title="DeYO", year=2024, adapts=AFFINE, small_batches=True, correlated_labels=True,
+        title="DeYO", year=2024, adapts=AFFINE, small_batches=NO_BATCH_NORM, correlated_labels=NO_BATCH_NORM,
         paper="Lee et al., Entropy is not enough for test-time adaptation, ICLR 2024",
     )  # fmt: skip
 

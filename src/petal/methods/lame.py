@@ -20,10 +20,10 @@ class LAME(Adapter):
     of `sigma`, or the mean distance to the nearest number `neighbours` (itself counted) if None; "knn", 1 for the nearest
     `neighbours` others; "linear", their cosine. `symmetric` takes the mean of W and its transpose.
 
-    Predictions and features are by the source's statistics. The authors' code returns probabilities. `answer="calibrated"` is
-    their logarithm, whose softmax they are; "own" are the probabilities in the place of logits, as in the collection of the
-    field's code: the same classes, with confidences that compare with nobody's. A batch of one image is its own neighbour,
-    which sharpens its prediction (the authors' code has NaN there).
+    Predictions and features are by the source's statistics. The authors' code returns probabilities; `answer="calibrated"`
+    is their logarithm, whose softmax they are; "own" are the probabilities in the place of logits, as in the collection of
+    the field's code: the same classes, with confidences that compare with nobody's. A batch of one image is its own
+    neighbour, which sharpens its prediction (the authors' code has NaN there).
     """
 
     card = Card(

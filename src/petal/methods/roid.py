@@ -8,7 +8,7 @@ from petal.functional import symmetric_cross_entropy
 from petal.losses import certain_and_diverse, smoothed_prior, soft_likelihood_ratio
 from petal.methods.affine import AffineAdapter
 from petal.methods.base import OptimizerFactory
-from petal.methods.card import AFFINE, Card
+from petal.methods.card import AFFINE, NO_BATCH_NORM, Card
 from petal.methods.descent import After, Pull
 from petal.methods.inputs import check_choice, check_number
 
@@ -22,8 +22,8 @@ class ROID(AffineAdapter):
     measured against. Sums over a batch are divided by `batch_size`, by default the number of its images. The view is of the
     images that count, as a batch of its own (`augmented="kept"`): the device is asked for their number, and the shape
     changes from batch to batch, so that no graph is recorded; "all" takes every image and a weight of 0 for the others.
-    `weighting=False` counts all images alike; `consistency` is the weight of that loss, and 0 makes no view. Where all images
-    are equally diverse or certain, as in a batch of one, the released code divides by zero; here they weigh the same.
+    `weighting=False` counts all images alike; `consistency` is the weight of that loss, and 0 makes no view. Where all
+    images are equally diverse or certain, the released code divides by zero (a batch of one does); here they weigh the same.
 
     The released code multiplies the LOGITS by the prior: this is `answer="own"`, whose confidences compare with nobody's.
     "calibrated" multiplies the probabilities, as Bayes' rule does, and "logits" are the network's own. By default images
@@ -31,7 +31,7 @@ class ROID(AffineAdapter):
     """
 
     card = Card(
-        title="ROID", year=2024, adapts=AFFINE,
+        title="ROID", year=2024, adapts=AFFINE, correlated_labels=NO_BATCH_NORM,
         paper="Marsden et al., Universal test-time adaptation through weight ensembling, diversity weighting, and prior "
               "correction, WACV 2024",
     )  # fmt: skip

@@ -20,8 +20,8 @@ class RoTTA(Adapter):
 
     After every `every` samples of the stream, in the middle of a batch too, one step on the memory: the student's
     cross-entropy on an augmented view under the teacher, weighted by age (eq. 8-9). Statistics of both move by the share
-    `norm_momentum` of what they see (`RobustNorm`, eq. 3-4), the teacher's parameters by 1 - `ema`. Labels and entropies of a
-    batch (eq. 6: `timeliness`, `uncertainty`) are from its beginning. Defaults are those of the authors' code for CIFAR.
+    `norm_momentum` of what they see (`RobustNorm`, eq. 3-4), the teacher's parameters by 1 - `ema`. Labels and entropies of
+    a batch (eq. 6: `timeliness`, `uncertainty`) are from its beginning. Defaults are those of the authors' code for CIFAR.
 
     The authors' code adapts batch norms only; here, as in public code after it, group and layer norms do too. Weights by
     age are computed in float32, as there.

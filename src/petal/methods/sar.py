@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from petal.filters import masked_mean, reliable
 from petal.methods.affine import TOP_LAYERS, AffineAdapter, entropy_by
 from petal.methods.base import OptimizerFactory
-from petal.methods.card import AFFINE, Card
+from petal.methods.card import AFFINE, NO_BATCH_NORM, Card
 from petal.methods.inputs import check_number
 from petal.methods.resets import LossAverage, restart
 
@@ -27,7 +27,7 @@ class SAR(AffineAdapter):
     """
 
     card = Card(
-        title="SAR", year=2023, adapts=AFFINE, small_batches=True, correlated_labels=True, random=False,
+        title="SAR", year=2023, adapts=AFFINE, small_batches=NO_BATCH_NORM, correlated_labels=NO_BATCH_NORM, random=False,
         paper="Niu et al., Towards stable test-time adaptation in dynamic wild world, ICLR 2023",
     )  # fmt: skip
     average: Tensor

@@ -10,8 +10,9 @@ class Source(Adapter):
     """Predicts with the network as it is, by its own running statistics."""
 
     card = Card(
-        title="Source", paper="The network as it was trained", year=2019, adapts="nothing", small_batches=True,
-        correlated_labels=True, random=False,
+        title="Source", year=2019, adapts="nothing", small_batches=True, correlated_labels=True, random=False,
+        paper="Hendrycks and Dietterich, Benchmarking neural network robustness to common corruptions and perturbations, "
+              "ICLR 2019",
     )  # fmt: skip
 
     def __init__(self, model: nn.Module) -> None:
