@@ -97,6 +97,7 @@ class Adapter(nn.Module):
         self.device, self.dtype = tensor.device, tensor.dtype
         self.generator = _generator(seed, self.device)
         self._seed = self.generator.get_state()
+        self._given = frozenset(name for name, _ in self.model.named_parameters())
         self.views_used = False
         self.adapted: dict[str, nn.Parameter] = {}
         self.descent: Descent | None = None
