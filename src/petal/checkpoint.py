@@ -370,12 +370,12 @@ def digest(tensors: Mapping[str, Tensor], text: str = "") -> str:
 
 def _source_tensors(adapter: Adapter) -> dict[str, Tensor]:
     source = getattr(adapter, "source", None)
-    network = source if isinstance(source, torch.nn.Module) else adapter.model
-    start, buffers = ({}, {}) if network is source else (adapter._start, adapter._buffers_start)
+    name, network = ("source", source) if isinstance(source, torch.nn.Module) else ("model", adapter.model)
+    start = {} if network is source else adapter._start
     moving = set() if network is source else adapter.adapted.keys() - start.keys()      # nobody knows where they started
-    leave = moving | adapter.added
-    tensors = {f"parameter.{k}": start.get(k, p) for k, p in network.named_parameters() if k not in leave}
-    tensors |= {f"buffer.{k}": buffers.get(f"model.{k}", b) for k, b in network.named_buffers()}
+    own = adapter._given - moving                                                       # not what a method adds to it
+    tensors = {f"parameter.{k}": start.get(k, p) for k, p in network.named_parameters() if k in own}
+    tensors |= {f"buffer.{k}": adapter._buffers_start.get(f"{name}.{k}", b) for k, b in network.named_buffers()}
     posterior = getattr(adapter, "posterior", None)
     if posterior is not None:
         tensors |= {f"var.{k}": v for k, v in posterior.var.items()}

@@ -46,7 +46,6 @@ class Adapter(Portable):
 
     card: ClassVar[Card | None] = None      # what tables and `petal methods` say of the method
     batch_sizes: tuple[int, ...] = ()       # of batches of its own making, such as a memory: the engine compiles them too
-    added: frozenset[str] = frozenset()     # parameters that it adds to its network, which are not the source's
     alone: ClassVar[str] = ""               # why `SmallBatch` makes no sense around the method, if it makes none
     ordered: ClassVar[bool] = False         # answers use the order of the stream, as `Ordered` does
 
@@ -77,6 +76,7 @@ class Adapter(Portable):
         self.device, self.dtype = tensor.device, tensor.dtype
         self.generator = generator_of(seed, self.device)
         self._seed = self.generator.get_state()
+        self._given = frozenset(name for name, _ in self.model.named_parameters())
         self.views_used = False
         self.adapted: dict[str, nn.Parameter] = {}
         self.descent: Descent | None = None

@@ -77,7 +77,6 @@ def head(adapter: Adapter, name: str, value: Tensor) -> dict[str, nn.Parameter]:
     with torch.inference_mode(False):
         parameter = nn.Parameter(value.clone())
     adapter.model.register_parameter(name, parameter)
-    adapter.added |= {name}
     adapter.begin_here()
     return {name: parameter}
 
