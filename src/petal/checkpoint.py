@@ -378,7 +378,7 @@ def _source_tensors(adapter: Adapter) -> dict[str, Tensor]:
     tensors |= {f"buffer.{k}": adapter._buffers_start.get(f"{name}.{k}", b) for k, b in network.named_buffers()}
     posterior = getattr(adapter, "posterior", None)
     if posterior is not None:
-        tensors |= {f"var.{k}": v for k, v in posterior.var.items()}
+        tensors |= {f"var.{k}": v for k, v in posterior.variance().items()}
         tensors["damping"] = torch.tensor(posterior.damping, dtype=torch.float64)
     statistics = getattr(adapter, "statistics", None)
     if isinstance(statistics, SourceStatistics):

@@ -5,7 +5,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from petal import DiagonalGaussian, PetalError, SourceStatistics, models, open_dataset
+from petal import DiagonalGaussian, LowRankGaussian, PetalError, SourceStatistics, load_posterior, models, open_dataset
 from petal.cli.fit import fit
 from petal.recipes.provenance import file_hash
 
@@ -29,7 +29,11 @@ def test_from_scratch_then_from_weights(tmp_path: Path) -> None:
     more = tmp_path / "more"
     weights = tmp_path / "network.safetensors"
     out = call("--recipe", "digits", "--weights", weights, "--swag-epochs", 1, "--swag-snapshots", 4, "--out", more,
-               "--collect", "prototypes,fisher")  # fmt: skip
+               "--swag-rank", 3, "--collect", "prototypes,fisher")  # fmt: skip
+    q = load_posterior(more / "posterior.safetensors")
+    assert isinstance(q, LowRankGaussian)
+    assert q.confidence is not None
+    assert all(len(factor) == 3 for factor in q.factors.values())
     statistics = SourceStatistics.load(more / "statistics.safetensors")
     statistics.check(model, "prototypes", "fisher")
     assert int(statistics.counts.sum()) == len(open_dataset("digits:train"))

@@ -1,6 +1,6 @@
 import pytest
 
-from petal import ConfigError, Fisher, Stochastic, Views
+from petal import ConfigError, Fisher, PosteriorRates, Stochastic, Views
 from petal.methods import METHODS
 from petal.recipes import RECIPES, SGD, TABLE_1, WRAPPERS, Adam, apply_settings, parse_value, pick_rows, recipe, rows
 from petal.recipes.settings import as_json
@@ -114,6 +114,15 @@ def test_published_numbers() -> None:
         recipe("cifar_10")
     with pytest.raises(ConfigError, match="no fidelity"):
         rows(recipe("cifar10"), "released")
+
+
+def test_a_number_or_a_word() -> None:
+    """PETAL's confidence is a number or "auto", its rates a number or a rule."""
+    known = rows(recipe("digits"))
+    for text, value in (("0.5", 0.5), ("1", 1.0), ("auto", "auto")):
+        assert apply_settings(known, [f"petal.confidence={text}"])["petal"].options["confidence"] == value
+    rule = apply_settings(known, ["petal-f.lr=PosteriorRates(0.3)"])["petal-f"].options["lr"]
+    assert (rule, parse_value(as_json(rule))) == (PosteriorRates(0.3), PosteriorRates(0.3))
 
 
 def test_what_goes_around_a_method() -> None:

@@ -71,10 +71,10 @@ def tune(
 
             names = corruption or list(VALIDATION_CORRUPTIONS)
             trials = find_best(opened, row, grid, budget=budget, corruptions=names, seed=seed, progress=shown)
-    table = Table(*grid, "error %", "NLL", "Brier", title=f"{row.label}, {recipe}: {', '.join(names)}")
+    table = Table(*grid, "error %", "NLL", "Brier", "ECE", title=f"{row.label}, {recipe}: {', '.join(names)}")
     for trial in trials:
         shown_values = [str(as_json(value)) for value in trial.options.values()]
-        numbers = (f"{100 * trial.error:.2f}", f"{trial.nll:.4f}", f"{trial.brier:.4f}")
+        numbers = (f"{100 * trial.error:.2f}", f"{trial.nll:.4f}", f"{trial.brier:.4f}", f"{trial.ece:.4f}")
         table.add_row(*shown_values, *numbers, style="bold" if trial is trials[0] else "")
     console.print(table)
     write_json(file, {

@@ -193,7 +193,8 @@ class Guard(Wrapper):
         posterior = getattr(self, "posterior", None)
         scale: list[Tensor] | None = None
         if posterior is not None:
-            scale = [(posterior.var[name] + posterior.damping).sqrt() for name in adapted]
+            variance = posterior.variance()
+            scale = [(variance[name] + posterior.damping).sqrt() for name in adapted]
         batches = max((self._seen - self._snapshots.kept) * self._step / self._seen, 1)
         return torch.stack([distance(adapted, self._origin, scale), distance(adapted, kept, scale) / batches])
 

@@ -38,6 +38,11 @@ class Posterior(Protocol):
         ...
 
     @property
+    def damping(self) -> float:
+        """What is added to every variance."""
+        ...
+
+    @property
     def confidence(self) -> float | None:
         """For the gate's confidence="auto"."""
         ...
@@ -51,7 +56,7 @@ class Posterior(Protocol):
         ...
 
     def variance(self) -> dict[str, Tensor]:
-        """The variance of every weight, as it was fitted."""
+        """The variance of every weight by itself, without the damping."""
         ...
 
     def score(self, parameters: Named) -> dict[str, Tensor]:

@@ -23,6 +23,7 @@ class Trial:
     error: float
     nll: float
     brier: float
+    ece: float
 
     @property
     def prior_weight(self) -> float:
@@ -78,7 +79,7 @@ def tune(
             if value not in tried and len(trials) < limit:
                 options = {**best, name: value}
                 mean = evaluate(opened.adapter(with_options(row, options), seed), opened.stream(corruptions)).mean
-                trials.append(Trial(options, mean.error, mean.nll, mean.brier))
+                trials.append(Trial(options, mean.error, mean.nll, mean.brier, mean.ece))
                 if progress is not None:
                     progress(len(trials), limit, trials[-1])
         best = dict(min(trials, key=_rank).options)
