@@ -172,7 +172,7 @@ def _made_by() -> str:
 
 _LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
           "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
-          "|": r"\textbar{}", "–": "--", "−": "$-$", "±": r"$\pm$"}  # fmt: skip
+          "|": r"\textbar{}", "–": "--", "−": "$-$", "±": r"$\pm$", "†": r"\dag{}"}  # fmt: skip
 
 
 def escape_latex(text: str) -> str:

@@ -111,6 +111,12 @@ class ResultRow:
         ]
 
     @property
+    def ordered(self) -> bool:
+        """True if its answers use the order of the images."""
+        order = self.options.get("order")
+        return isinstance(order, Mapping) and not order.get("shuffled")
+
+    @property
     def alarms(self) -> int | None:
         """Alarms of the guard over all runs; None if there is no guard."""
         return sum(int(records.alarms.max()) for records in self.records) if "guard" in self.options else None

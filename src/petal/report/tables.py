@@ -20,6 +20,8 @@ SHORT = dict(
 )  # fmt: skip
 
 NOTHING = "–"
+ORDERED = "†"
+INFORMED = f"{ORDERED} also uses the order of the images. Where labels come in runs it knows more than rows that do not."
 
 
 @dataclass(frozen=True)
@@ -95,10 +97,15 @@ def _finite(text: str) -> float | None:
 
 def _lines(rows: Sequence[ResultRow], columns: Sequence[Sequence[Cell]]) -> tuple[Line, ...]:
     first = next((n for n, row in enumerate(rows) if row.method == "petal"), 0)
-    labels = [row.label if row.jobs else f"{row.label} (unfinished)" for row in rows]
+    labels = [row.label + ORDERED * row.ordered + " (unfinished)" * (not row.jobs) for row in rows]
     return tuple(
         Line(label, tuple(column[n] for column in columns), rule=n > 0 and n == first) for n, label in enumerate(labels)
     )
+
+
+def _informed(rows: Sequence[ResultRow]) -> tuple[str, ...]:
+    """The note that rows with the mark of order need."""
+    return (INFORMED,) if any(row.ordered for row in rows) else ()
 
 
 def domain_table(section: Section, metric: str = "error") -> Table:
@@ -113,6 +120,7 @@ def domain_table(section: Section, metric: str = "error") -> Table:
         corner="Method",
         columns=(*(short(domain) for domain in section.domains), "Mean"),
         lines=_lines(section.rows, _mark(columns)),
+        notes=_informed(section.rows),
         wide=True,
     )
 
@@ -133,7 +141,7 @@ def visit_table(section: Section, metric: str = "error") -> Table:
         corner="Method",
         columns=(*(str(visit) for visit in range(1, section.visits + 1)), "Mean"),
         lines=_lines(section.rows, _mark(columns)),
-        notes=("Each visit goes through all domains once.",),
+        notes=("Each visit goes through all domains once.", *_informed(section.rows)),
         wide=True,
     )
 
@@ -148,6 +156,7 @@ def metric_table(section: Section) -> Table:
         corner="Method",
         columns=(*(how.title for how in METRICS.values()), "averaged over"),
         lines=_lines(section.rows, columns),
+        notes=_informed(section.rows),
     )
 
 
@@ -174,6 +183,7 @@ def cost_table(section: Section) -> Table:
         columns=("images per run", "batches per run", "batches with views", "restored per batch", "ms per batch (median)",
                  "updates skipped"),
         lines=_lines(section.rows, list(zip(*by_row, strict=True))),
+        notes=_informed(section.rows),
     )  # fmt: skip
 
 
@@ -218,6 +228,7 @@ def _comparison(section: Section) -> Table | None:
         "Difference: ours minus the paper's. Source network, data and images may differ from the paper's: see What was run.",
         *dict.fromkeys(f"Paper's Table {t.number}: {t.over}." for t in tables if t.over),
         *(remark for t in tables for remark in t.remarks),
+        *_informed(rows),
     ]
     severity = section.manifest.get("severity")
     if not section.gradual and isinstance(severity, int) and severity != 5:
@@ -262,7 +273,7 @@ def summary(section: Section) -> str:
     if best is None:
         return "No finished run yet."
     error = METRICS["error"]
-    text = f"Lowest error: {best.label}, {error.text(best.stat('error').mean)} %"
+    text = f"Lowest error: {best.label}{ORDERED * best.ordered}, {error.text(best.stat('error').mean)} %"
     others = [row for row in rows if row is not best]
     named = [row for row in others if row.method == "source"][:1]
     second = min((row for row in others if row not in named), key=lambda row: row.stat("error").mean, default=None)
