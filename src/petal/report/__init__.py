@@ -17,8 +17,9 @@ from petal.report.figures import FIGURES, draw, write_figures
 from petal.report.files import JobFolder, Records, RunFolder, read_run
 from petal.report.formats import latex, markdown, terminal, to_csv, to_json
 from petal.report.html import html, write_html
+from petal.report.metric import METRICS, Stat
 from petal.report.paper import PUBLISHED, Published, published
-from petal.report.scores import METRICS, Report, ResultRow, Section, Stat, load
+from petal.report.scores import Report, ResultRow, Section, load
 from petal.report.tables import Table, cost_table, domain_table, metric_table, paper_tables, summary, visit_table
 
 __all__ = [

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from petal.report.files import Records
-from petal.report.scores import METRICS, Metric, Report, ResultRow, Section
+from petal.report.metric import METRICS, Metric
+from petal.report.scores import Report, ResultRow, Section
 from petal.report.tables import NOTHING, Cell, Line, Table
 
 

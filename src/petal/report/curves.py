@@ -9,7 +9,8 @@ from matplotlib.ticker import MaxNLocator
 
 from petal.report.drawing import Drawing, brief, legend, legible, line_style, new_figure
 from petal.report.files import Floats, Records
-from petal.report.scores import METRICS, ResultRow, Section
+from petal.report.metric import METRICS
+from petal.report.scores import ResultRow, Section
 
 
 def _along(section: Section) -> list[tuple[ResultRow, str, list[Records]]]:

@@ -16,7 +16,8 @@ from rich.text import Text
 from petal._version import __version__
 from petal.report.compare import rank_table
 from petal.report.contents import tables
-from petal.report.scores import METRICS, Report, Section, Stat
+from petal.report.metric import METRICS, Stat
+from petal.report.scores import Report, Section
 from petal.report.tables import Line, Table, domain_table, options_table, paper_values, run_tables, short, summary
 
 Links = Mapping[str, Sequence[tuple[str, str, str]]]   # section -> (title, caption, address) of its figures

@@ -14,7 +14,8 @@ from petal.errors import DataError
 from petal.report.compare import rank_table
 from petal.report.contents import tables
 from petal.report.figures import draw
-from petal.report.scores import METRICS, Report, load
+from petal.report.metric import METRICS
+from petal.report.scores import Report, load
 from petal.report.tables import domain_table, options_table, run_tables, summary
 
 _PAGE = Environment(

@@ -11,7 +11,8 @@ from matplotlib.ticker import FuncFormatter
 
 from petal.report.drawing import WIDTH, Drawing, brief, legible, line_style, new_figure
 from petal.report.files import JobFolder, SampleImages
-from petal.report.scores import METRICS, ResultRow, Section
+from petal.report.metric import METRICS
+from petal.report.scores import ResultRow, Section
 
 _FEW = 0.002   # bins of the reliability diagram with a smaller share of the samples are mostly noise
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from petal.corruptions import CORRUPTIONS
+from petal.report.metric import METRICS, Metric, Stat
 from petal.report.paper import Published, Value, lookup, published
-from petal.report.scores import METRICS, Metric, Report, ResultRow, Section, Stat, flatten
+from petal.report.scores import Report, ResultRow, Section, flatten
 from petal.runs import ORDER
 
 SHORT = dict(
