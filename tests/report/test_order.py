@@ -23,9 +23,12 @@ def _with_order(tmp_path: Path, **options: object) -> Path:
 def test_rows_with_order_are_marked_and_the_mark_explained(tmp_path: Path) -> None:
     report = load(_with_order(tmp_path, streams=64))
     (section,) = report.sections
-    for table in tables(section, paper=True)[:2] + tables(section)[-1:]:
-        assert [line.label for line in table.lines] == ["BN Adapt", "PETAL + order†"]
-        assert table.notes[-1].startswith("† also uses the order")
+    own = [table for table in tables(section, paper=True) if not table.name.startswith(f"{section.slug}-paper-table")]
+    assert len(own) > 3
+    for table in own:
+        labels = [line.label for line in table.lines]
+        assert labels == ["BN Adapt", "PETAL + order†"] or (labels == ["BN Adapt"] and "PETAL + order†" in table.title)
+        assert any(note.startswith("† also uses the order") for note in table.notes)
     assert "PETAL + order†" in markdown(report)
     assert r"PETAL + order\dag{}" in latex(report)
 

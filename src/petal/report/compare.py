@@ -9,7 +9,7 @@ import numpy as np
 from petal.report.files import Records
 from petal.report.metric import METRICS, Metric
 from petal.report.scores import Report, ResultRow, Section
-from petal.report.tables import NOTHING, Cell, Line, Table
+from petal.report.tables import NOTHING, Cell, Line, Table, informed, marked
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,15 @@ def pair_table(section: Section) -> Table | None:
     for row in (row for row in rows if row is not reference):
         found = [difference(row, reference, name) for name in METRICS]
         cells = [_cell(how, d) for how, d in zip(METRICS.values(), found, strict=True)]
-        lines.append(Line(row.label, (*cells, Cell(str(found[0].n)))))
+        lines.append(Line(marked(row), (*cells, Cell(str(found[0].n)))))
     return Table(
         name=f"{section.slug}-pairs",
-        title=f"Compared with {reference.label}, {section.title}",
+        title=f"Compared with {marked(reference)}, {section.title}",
         corner="Method",
         columns=(*(how.title for how in METRICS.values()), "pairs"),
         lines=tuple(lines),
         notes=(f"Row minus {reference.label}, over pairs of runs of the same order and seed; in brackets the 95 % interval "
-               "of the mean (Student's t). A row with one seed is paired with every seed.",),
+               "of the mean (Student's t). A row with one seed is paired with every seed.", *informed(rows)),
     )  # fmt: skip
 
 
@@ -94,7 +94,7 @@ def rank_table(report: Report) -> Table | None:
     lines = []
     for n in order:
         cells = [Cell(f"{rank:g}", f"({100 * error:.2f})") for rank, error in zip(ranks[n], errors[n], strict=True)]
-        lines.append(Line(streams[0][shared[n]].label, (*cells, Cell(f"{ranks[n].mean():.2f}"))))
+        lines.append(Line(marked(streams[0][shared[n]]), (*cells, Cell(f"{ranks[n].mean():.2f}"))))
     return Table(
         name="ranks",
         title="Ranks by error over the streams",
@@ -102,7 +102,7 @@ def rank_table(report: Report) -> Table | None:
         columns=(*(section.title for section in report.sections), "mean rank"),
         lines=tuple(lines),
         notes=("1 is the lowest error, given in brackets in per cent; equal errors share the mean of their ranks. Rows that "
-               "every stream has.",),
+               "every stream has.", *informed([streams[0][name] for name in shared])),
     )  # fmt: skip
 
 

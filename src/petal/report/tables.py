@@ -98,13 +98,18 @@ def _finite(text: str) -> float | None:
 
 def _lines(rows: Sequence[ResultRow], columns: Sequence[Sequence[Cell]]) -> tuple[Line, ...]:
     first = next((n for n, row in enumerate(rows) if row.method == "petal"), 0)
-    labels = [row.label + ORDERED * row.ordered + " (unfinished)" * (not row.jobs) for row in rows]
+    labels = [marked(row) + " (unfinished)" * (not row.jobs) for row in rows]
     return tuple(
         Line(label, tuple(column[n] for column in columns), rule=n > 0 and n == first) for n, label in enumerate(labels)
     )
 
 
-def _informed(rows: Sequence[ResultRow]) -> tuple[str, ...]:
+def marked(row: ResultRow) -> str:
+    """The label of a row, with a mark if it uses the order of the images."""
+    return row.label + ORDERED * row.ordered
+
+
+def informed(rows: Sequence[ResultRow]) -> tuple[str, ...]:
     """The note that rows with the mark of order need."""
     return (INFORMED,) if any(row.ordered for row in rows) else ()
 
@@ -121,7 +126,7 @@ def domain_table(section: Section, metric: str = "error") -> Table:
         corner="Method",
         columns=(*(short(domain) for domain in section.domains), "Mean"),
         lines=_lines(section.rows, _mark(columns)),
-        notes=_informed(section.rows),
+        notes=informed(section.rows),
         wide=True,
     )
 
@@ -142,7 +147,7 @@ def visit_table(section: Section, metric: str = "error") -> Table:
         corner="Method",
         columns=(*(str(visit) for visit in range(1, section.visits + 1)), "Mean"),
         lines=_lines(section.rows, _mark(columns)),
-        notes=("Each visit goes through all domains once.", *_informed(section.rows)),
+        notes=("Each visit goes through all domains once.", *informed(section.rows)),
         wide=True,
     )
 
@@ -157,7 +162,7 @@ def metric_table(section: Section) -> Table:
         corner="Method",
         columns=(*(how.title for how in METRICS.values()), "averaged over"),
         lines=_lines(section.rows, columns),
-        notes=_informed(section.rows),
+        notes=informed(section.rows),
     )
 
 
@@ -184,7 +189,7 @@ def cost_table(section: Section) -> Table:
         columns=("images per run", "batches per run", "batches with views", "restored per batch", "ms per batch (median)",
                  "updates skipped"),
         lines=_lines(section.rows, list(zip(*by_row, strict=True))),
-        notes=_informed(section.rows),
+        notes=informed(section.rows),
     )  # fmt: skip
 
 
@@ -229,7 +234,7 @@ def _comparison(section: Section) -> Table | None:
         "Difference: ours minus the paper's. Source network, data and images may differ from the paper's: see What was run.",
         *dict.fromkeys(f"Paper's Table {t.number}: {t.over}." for t in tables if t.over),
         *(remark for t in tables for remark in t.remarks),
-        *_informed(rows),
+        *informed(rows),
     ]
     severity = section.manifest.get("severity")
     if not section.gradual and isinstance(severity, int) and severity != 5:
@@ -274,7 +279,7 @@ def summary(section: Section) -> str:
     if best is None:
         return "No finished run yet."
     error = METRICS["error"]
-    text = f"Lowest error: {best.label}{ORDERED * best.ordered}, {error.text(best.stat('error').mean)} %"
+    text = f"Lowest error: {marked(best)}, {error.text(best.stat('error').mean)} %"
     others = [row for row in rows if row is not best]
     named = [row for row in others if row.method == "source"][:1]
     second = min((row for row in others if row not in named), key=lambda row: row.stat("error").mean, default=None)
