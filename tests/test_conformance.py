@@ -233,6 +233,7 @@ class TestEveryMethod:
                 adapter.load_state_dict(state)
             assert same(before, adapter.state_dict())
 
+    @pytest.mark.filterwarnings("ignore:a batch of one sample:petal.PetalWarning")
     def test_one_sample_works_or_says_what_to_do(self, method: str, net: str) -> None:
         adapter = MAKE[method](network(net))
         assert adapter(images(1)).shape == (1, 5)  # 64 values a channel are enough

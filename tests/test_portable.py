@@ -161,7 +161,7 @@ def test_moving_is_refused_with_the_way_to_do_it() -> None:
     assert adapter.to("cpu") is adapter
     assert adapter.float() is adapter
     for ask in (lambda: adapter.double(), lambda: adapter.to("meta"), lambda: petal.Guard(adapter).half()):
-        with pytest.raises(petal.ConfigError, match=r"\(cpu, torch.float32\): build another .* new.load_weights\("):
+        with pytest.raises(petal.ConfigError, match=r"\(cpu, torch.float32\): move the network first.* new.load_weights\("):
             ask()
     moved = petal.Tent(network().double(), lr=0.1)
     moved.load_weights(adapter.weights())

@@ -126,8 +126,8 @@ class Portable(nn.Module):
         if (asked.device, asked.dtype) == (tensor.device, tensor.dtype):
             return self
         raise ConfigError(
-            f"a method stays on the device and in the precision it was built with ({tensor.device}, {tensor.dtype}): build "
-            "another around the network moved there, and take over what was learned with new.load_weights(old.weights())"
+            f"a method stays on the device and in the precision it was built with ({tensor.device}, {tensor.dtype}): move "
+            "the network first, build another around it, and new.load_weights(old.weights()) takes over what was learned"
         )
 
 
