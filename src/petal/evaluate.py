@@ -162,7 +162,7 @@ def iter_evaluate(
             order = None
             warnings.warn(
                 f"the labels of this stream come in runs, and {adapter.kind} goes by the statistics of a batch, which is "
-                "then of few classes: put petal.SmallBatch around the method, or choose one for such streams (`petal methods`)",
+                "then of few classes: put petal.SmallBatch around it, or choose a method for such streams (`petal methods`)",
                 PetalWarning, stacklevel=2,
             )  # fmt: skip
         yield record

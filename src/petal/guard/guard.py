@@ -79,7 +79,6 @@ class Guard(Wrapper):
         self.limits = {"disagreement": disagreement, "concentration": concentration, "entropy": entropy,
                        "distance": distance, "update": update, "drift": drift}  # fmt: skip
         self.cooldown, self.soften, self.pull = cooldown, soften, pull
-        self._origin = adapter.origin()
         self.reset_own()
 
     def reset_own(self) -> None:
@@ -126,7 +125,7 @@ class Guard(Wrapper):
     @property
     def looked(self) -> bool:
         """True if it looked after the last batch."""
-        return bool(self._origin) and self._step > 0 and self._step % self.every == 0
+        return bool(self.adapted) and self._step > 0 and self._step % self.every == 0
 
     @property
     def frozen(self) -> bool:
@@ -148,6 +147,10 @@ class Guard(Wrapper):
             self._forget()
 
     # What happens after a batch
+
+    @property
+    def _origin(self) -> Mapping[str, Tensor]:
+        return self.adapter.origin()
 
     def _watch(self, x: Tensor, logits: Tensor) -> None:
         """Add a batch to the sums, and look if it is time."""

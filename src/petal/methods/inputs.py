@@ -6,7 +6,7 @@ from numbers import Integral, Real
 
 import torch
 
-from petal.calls import Inputs, check_batch, not_finite
+from petal.calls import Inputs, check_batch, given, not_finite
 from petal.errors import ConfigError, InputError
 
 __all__ = ["check_batch", "check_choice", "check_number", "check_remembered", "generator_of", "not_finite"]
@@ -15,7 +15,7 @@ __all__ = ["check_batch", "check_choice", "check_number", "check_remembered", "g
 def check_remembered(x: object) -> None:
     """Raise an InputError for a batch of several tensors: what a memory keeps is one."""
     if isinstance(x, (Inputs, Mapping, tuple, list)):
-        raise InputError("this method remembers samples, and a sample is one tensor: it takes no tuple or dict of inputs")
+        raise InputError(f"this method remembers samples, and a sample is one tensor; got a {type(given(x)).__name__}")
 
 
 def check_number(name: str, value: float, low: float = -math.inf, high: float = math.inf, whole: bool = False) -> None:

@@ -1,6 +1,5 @@
 """An adapter as a module like others: copies and files of it, threads that share it, and the network in it to take away."""
 
-import io
 import warnings
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -17,7 +16,7 @@ from petal.norm import batch_norms, plain_copy
 
 P = TypeVar("P", bound="Portable")
 
-_writing: ContextVar[bool] = ContextVar("_writing", default=False)
+_writing: ContextVar[bool] = ContextVar("_writing", default=False)      # copies are made to be written
 
 
 class Portable(nn.Module):
@@ -99,7 +98,8 @@ class Portable(nn.Module):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if "stopped" in state:          # of the method itself: what goes around it uses its lock
             self._lock = RLock()
-        again = vars(self).pop("_again", None)
+        self._to_write = _writing.get()
+        again = None if self._to_write else vars(self).pop("_again", None)
         if again is not None:
             with torch.inference_mode(False):
                 self.execute_with(again(self))
@@ -111,17 +111,14 @@ class Portable(nn.Module):
         return copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """By `torch.save`, which writes each storage once: an engine's parameters are pieces of one, and pickle alone would
-        write all of it for every piece."""
-        if _writing.get():
+        """A plain copy is written: an engine's parameters are pieces of one storage, which pickle would write for each."""
+        if vars(self).get("_to_write"):
             return super().__reduce_ex__(protocol)
-        token, file = _writing.set(True), io.BytesIO()
+        token = _writing.set(True)
         try:
-            with self._lock:
-                torch.save(self, file)
+            return _same, (deepcopy(self),)
         finally:
             _writing.reset(token)
-        return _read, (file.getvalue(),)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         tensor: Tensor = next(self.model.parameters()).detach()     # type: ignore[union-attr]
@@ -129,13 +126,13 @@ class Portable(nn.Module):
         if (asked.device, asked.dtype) == (tensor.device, tensor.dtype):
             return self
         raise ConfigError(
-            f"a method stays on the device and in the precision it was built with ({tensor.device}, {tensor.dtype}): build "
-            "another around the network moved there, and take over what was learned with new.load_weights(old.weights())"
+            f"a method stays on the device and in the precision it was built with ({tensor.device}, {tensor.dtype}): move "
+            "the network first, build another around it, and new.load_weights(old.weights()) takes over what was learned"
         )
 
 
-def _read(written: bytes) -> Any:
-    return torch.load(io.BytesIO(written), weights_only=False)
+def _same(adapter: Portable) -> Portable:
+    return adapter
 
 
 def renew_statistics(network: nn.Module, data: Iterable[Any]) -> None:
