@@ -68,6 +68,7 @@ class Adapter(nn.Module):
     card: ClassVar[Card | None] = None      # what tables and `petal methods` say of the method
     alone: ClassVar[str] = ""               # why `SmallBatch` makes no sense around the method, if it makes none
     ordered: ClassVar[bool] = False         # answers use the order of the stream, as `Ordered` does
+    uncorrected: Tensor | None = None       # then the last answer without it, for what judges the weights
 
     model: nn.Module
 
