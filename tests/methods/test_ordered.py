@@ -112,3 +112,13 @@ def test_a_roll_back_takes_the_prior_along() -> None:
     guard.rollback()
     assert "order.recent" not in guard.state_dict()
     assert torch.equal(guard.predict(batch(0)), TemporalPrior()(Scripted()(batch(0))))
+
+
+def test_a_guard_judges_the_weights_by_answers_without_the_order() -> None:
+    plain, ordered = Guard(Scripted(), every=1), Guard(Ordered(Scripted()), every=1)
+    for seed in range(12):
+        x = batch(seed, torch.full((40,), seed // 4), sure=1.0)
+        assert not torch.equal(plain(x), ordered(x))
+    state = ordered.state_dict()
+    assert same(plain.state_dict(), {key: value for key, value in state.items() if not key.startswith("order.")})
+    assert plain.status() == ordered.status()

@@ -105,7 +105,8 @@ class Guard(Wrapper):
         else:
             logits = self.adapter(x, stream=stream)
         with torch.inference_mode(False), torch.no_grad():
-            self._watch(x, logits.detach().clone() if logits.is_inference() else logits.detach())
+            judged = logits if self.adapter.uncorrected is None else self.adapter.uncorrected
+            self._watch(x, judged.detach().clone() if judged.is_inference() else judged.detach())
         return logits
 
     def describe(self) -> dict[str, str]:

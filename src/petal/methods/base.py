@@ -48,6 +48,7 @@ class Adapter(Portable):
     batch_sizes: tuple[int, ...] = ()       # of batches of its own making, such as a memory: the engine compiles them too
     alone: ClassVar[str] = ""               # why `SmallBatch` makes no sense around the method, if it makes none
     ordered: ClassVar[bool] = False         # answers use the order of the stream, as `Ordered` does
+    uncorrected: Tensor | None = None       # then the last answer without it, for what judges the weights
 
     model: nn.Module
 

@@ -36,13 +36,13 @@ class Ordered(Wrapper):
     def forward(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict and adapt; then correct the answers, and learn from them what comes next."""
         self._check(x, stream)
-        logits = self.adapter(x, stream=stream)
+        logits = self.uncorrected = self.adapter(x, stream=stream)
         return logits if self.shuffled else self.prior(logits, stream)
 
     def predict(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict a batch: what a call would return next, with nothing changed."""
         self._check(x, stream)
-        logits = self.adapter.predict(x, stream)
+        logits = self.uncorrected = self.adapter.predict(x, stream)
         return logits if self.shuffled else self.prior.answers(logits, stream)
 
     def load_weights(self, weights: Mapping[str, Tensor], fresh: bool = True) -> None:
