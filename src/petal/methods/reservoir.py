@@ -39,8 +39,8 @@ class Reservoir(Wrapper):
     sample of `buffer` styles, equally many for each domain (`Clusters`).
 
     One forward with averaged weights and the first layers are added to the method's step; the host waits for the style.
-    In the released code SAR's momentum is shared by all domains, and a reset of RDumb has no effect; here momentum and
-    count belong to a domain.
+    In the released code (LTS5/ReservoirTTA, f876640) all domains share SAR's momentum, and a scheduled reset as RDumb's ends
+    in an error around EATA and does nothing around others; here momentum and count belong to a domain.
     """
 
     card = Card(
@@ -48,6 +48,7 @@ class Reservoir(Wrapper):
         paper="Vray et al., ReservoirTTA: prolonged test-time adaptation for evolving and recurring domains, NeurIPS 2025",
     )  # fmt: skip
     prefix = "reservoir."
+    largest: int        # images in the largest batch so far
 
     def __init__(
         self,
@@ -120,7 +121,7 @@ class Reservoir(Wrapper):
     def describe(self) -> dict[str, str]:
         """What the method does, and how many domains it has."""
         origin = "given" if self.threshold is not None else "the source's" if self.known is not None else "learned"
-        text = f"{self.domains} domains of up to {self.capacity}; threshold: {origin}"
+        text = f"{self.domains} of up to {self.capacity} domains; threshold: {origin}"
         return self.adapter.describe() | {"reservoir": text}
 
     # A batch and its domain
@@ -195,7 +196,7 @@ class Reservoir(Wrapper):
         """One domain, and what is known of the source."""
         self.stored.clear()
         self.clusters.clear()
-        self.largest = 0                    # images in the largest batch so far
+        self.largest = 0
         with torch.inference_mode(False), torch.no_grad():
             if self.known is not None:
                 self.clusters.begin(self.known.mean(0))
