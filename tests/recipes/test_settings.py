@@ -70,7 +70,7 @@ def test_settings_reach_the_rows_of_a_method() -> None:
         ("petal.restore=0.03", r"Fisher\(...\), Stochastic\(...\), none"),
         ("petal.optimizer=adam", r"SGD\(...\)"),
         ("petal.seed=3", "no setting"),
-        ("bn.lr=1", "has no settings"),
+        ("source.lr=1", "has no settings"),
     ],
 )
 def test_helpful_errors(setting: str, words: str) -> None:
