@@ -13,7 +13,8 @@ from petal.errors import ConfigError, InputError
 class Patches:
     """`count` by `count` patches in random order, another one for each image.
 
-    Sides that are no multiple of `count` are resized to one and back, bilinear with antialiasing.
+    Sides that are no multiple of `count` are resized to one and back, bilinear with antialiasing. (The released code makes
+    images square.)
 
     >>> x = torch.rand(2, 3, 8, 8)
     >>> Patches(4)(x).shape, torch.equal(Patches(4)(x).sum((2, 3)).round(decimals=3), x.sum((2, 3)).round(decimals=3))

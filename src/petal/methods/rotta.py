@@ -23,8 +23,8 @@ class RoTTA(Adapter):
     `norm_momentum` of what they see (`RobustNorm`, eq. 3-4), the teacher's parameters by 1 - `ema`. Labels and entropies of
     a batch (eq. 6: `timeliness`, `uncertainty`) are from its beginning. Defaults are those of the authors' code for CIFAR.
 
-    The authors' code adapts batch norms only; here, as in public code after it, group and layer norms do too. Weights by
-    age are computed in float32, as there.
+    The authors' code adapts batch norms only; here, as in public code after it, group and layer norms do too. It learns with
+    dropout, which is off here, as in all methods. Weights by age are computed in float32, as there.
     """
 
     card = Card(
