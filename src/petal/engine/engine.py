@@ -16,7 +16,7 @@ from petal.augment import Views
 from petal.engine.descent import FlatDescent
 from petal.engine.flat import Layout
 from petal.engine.network import FastNetwork
-from petal.engine.networks import Member, prefers_channels_last
+from petal.engine.networks import Member
 from petal.engine.policy import Policy
 from petal.engine.programs import Room
 from petal.engine.views import Maker
@@ -52,7 +52,9 @@ class Engine:
         self._finite: Flag | None = None
         self._range: Flag | None = None
         with torch.inference_mode(False), torch.no_grad():
-            self.layout = Layout.of(adapter.adapted, prefers_channels_last(adapter.model, device))
+            # on a CPU torch's GroupNorm can crash in its backward pass if images are laid out channels-last
+            groups = any(isinstance(layer, nn.GroupNorm) for layer in adapter.model.modules())
+            self.layout = Layout.of(adapter.adapted, channels_last=self.cuda or not groups)
             for network in adapter.children():
                 if network is adapter.model or self.layout.fits(dict(network.named_parameters())):
                     self.member(network)
@@ -65,7 +67,7 @@ class Engine:
         """A step or a prediction by `body`, on a batch whose values have not been looked at yet if it lies on a GPU."""
         adapter = self.adapter
         self._counted.clear()
-        with self._algorithms(x):
+        with nullcontext() if self.alike else self.policy.algorithms(x.shape, self.seen):
             if self.low is not torch.float16:
                 return self._attempt(body, x)
             random, declared = adapter.generator.get_state(), adapter.snapshot()
@@ -129,17 +131,20 @@ class Engine:
         return shape in self.compiled
 
     @property
+    def alike(self) -> bool:
+        """True if networks have to round alike in several processes, which then do not drift apart."""
+        return getattr(self.adapter, "sharing", None) is not None
+
+    @property
     def scales(self) -> bool:
         """True if networks that learn run as programs, which scale their gradients."""
         return self.cuda or self.low is not None
 
     def room(self) -> Room:
         """The first room in which nothing waits for its backward pass."""
-        free = next((room for room in self.rooms if room.waiting is None), None)
-        if free is None:
-            free = Room()
-            self.rooms.append(free)
-        return free
+        if all(room.waiting is not None for room in self.rooms):
+            self.rooms.append(Room())
+        return next(room for room in self.rooms if room.waiting is None)
 
     def admit(self) -> None:
         """Refuse the batch if it is not finite. Called when work has been sent off, so that the device does not wait."""
@@ -212,11 +217,6 @@ class Engine:
         finally:
             for room in self.rooms:
                 room.waiting = None
-
-    def _algorithms(self, x: Tensor) -> AbstractContextManager[None]:
-        if getattr(self.adapter, "sharing", None) is not None:
-            return nullcontext()
-        return self.policy.algorithms(x.shape, self.seen)
 
     def _forget_programs(self) -> None:
         for member in self._members.values():
