@@ -185,3 +185,8 @@ def test_on_a_cpu_a_run_compiles_nothing(source: Path) -> None:
     adapter = opened(source).adapter(known()["petal"])
     assert adapter.executor is not None
     assert not adapter.executor.policy.compile
+
+
+def test_another_stream_of_a_gradual_recipe_has_the_highest_severity() -> None:
+    assert Experiment("cifar10-gradual").chosen.severity is None
+    assert Experiment("cifar10-gradual", stream="continual").chosen.severity == 5

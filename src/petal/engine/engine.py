@@ -116,8 +116,7 @@ class Engine:
             views = {} if base is None or base.shape != (self.layout.size,) else self.layout.views(base)
             if base is None or [view.data_ptr() for view in views.values()] != [place for place, _ in stamp]:
                 base = self.layout.pack(dict(zip(self.layout.names, tensors, strict=True)))
-            if len(self._flats) >= MAPPINGS:
-                self._flats.clear()
+            self._flats = {} if len(self._flats) >= MAPPINGS else self._flats
             kept = self._flats[stamp[0][0]] = (tensors, stamp, base)
         return kept[2]
 
