@@ -102,6 +102,62 @@ def test_refuses_other_source_posterior_method_and_network(tmp_path: Path) -> No
         load(Tent(network().double()), path)
 
 
+def test_statistics_of_the_source_and_the_damping_of_its_posterior_belong_to_it(tmp_path: Path) -> None:
+    model, other = network(), network()
+    other.norm1.running_mean.add_(0.5)
+    q = DiagonalGaussian.isotropic(model, 0.1)
+    damped = DiagonalGaussian(q.mean, q.var, damping=1e-3, buffers=q.buffers)
+    for mine, theirs in ((Source(model), Source(other)), (Petal(model, q, views=1), Petal(model, damped, views=1))):
+        save(mine, tmp_path / "a.safetensors")
+        with pytest.raises(CheckpointError, match="other source weights"):
+            load(theirs, tmp_path / "a.safetensors")
+
+
+def test_statistics_of_a_source_network_that_move_count_by_where_they_started(tmp_path: Path) -> None:
+    """PeTTA's source network keeps statistics of its own; a checkpoint of the middle of a stream is its own."""
+    model = network()
+    known = petal.collect_statistics(model, [batches(1)[0]], ["prototypes"], labels="predicted", batch_statistics=False)
+    adapter = petal.PeTTA(model, known, memory=8)
+    for x in batches(3):
+        adapter(x)
+    save(adapter, tmp_path / "a.safetensors")
+    load(petal.PeTTA(model, known, memory=8), tmp_path / "a.safetensors")
+
+
+def test_what_a_method_adds_to_the_network_is_no_part_of_the_source(tmp_path: Path) -> None:
+    """RMT's projector begins at random numbers of the adapter's own."""
+    model = network()
+    known = petal.collect_statistics(model, [batches(1)[0]], ["prototypes"], labels="predicted")
+    adapter, other = (petal.RMT(model, known, seed=seed) for seed in (0, 1))
+    adapter(batches(1)[0])
+    save(adapter, tmp_path / "a.safetensors")
+    load(other, tmp_path / "a.safetensors")
+    assert same_state(adapter.state_dict(), other.state_dict())
+
+
+def test_copies_that_are_left_out_give_their_memory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many snapshots come while one is written, three places in host memory serve for them."""
+    adapter, free, places = Source(network()), threading.Event(), set()
+    to_host, write = petal.checkpoint.to_host, petal.checkpoint.write_state
+
+    def counted(state: dict[str, Tensor], buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+        buffers.setdefault("number", torch.tensor(len(places)))
+        places.add(int(buffers["number"]))
+        return to_host(state, buffers)
+
+    def slow(*args: object) -> None:
+        assert free.wait(60)
+        write(*args)
+
+    monkeypatch.setattr(petal.checkpoint, "to_host", counted)
+    monkeypatch.setattr(petal.checkpoint, "write_state", slow)
+    with Checkpoints(tmp_path) as kept:
+        for number in range(6):
+            kept.save(adapter, {"number": number})
+        free.set()
+    assert len(places) <= 3
+
+
 class Moving(PseudoLabel):
     """Running statistics follow the batches, as weights do."""
 

@@ -211,3 +211,22 @@ def test_bins_are_closed_on_the_right() -> None:
     sure = torch.tensor([[1000.0, 0.0]])
     assert F.calibration_counts(sure, torch.tensor([1]), 15).tolist() == [[0] * 14 + [1], [0] * 14 + [1], [0] * 15]
     assert F.calibration_error(torch.zeros(3, 4)).item() == 0
+
+
+def test_the_length_of_the_logits_takes_no_part_in_the_gradient_of_the_opinions_entropy() -> None:
+    """By the definition with a uniform share of the classes, and by finite differences across the length."""
+    a, _ = pair()
+    logits = torch.tensor(a, requires_grad=True)
+    value = F.opinion_entropy(logits)
+    opinion = softmax(np.concatenate([a, np.full((7, 1), np.log(5))], 1)) + 1e-7
+    np.testing.assert_allclose(value.detach(), -(opinion * np.log(opinion)).sum(1), rtol=1e-10)
+    (gradient,) = torch.autograd.grad(value.sum(), logits)
+    along = (gradient * logits.detach()).sum(1).abs()
+    assert (along < 1e-10 * gradient.norm(dim=1) * logits.detach().norm(dim=1)).all()
+    turned = torch.tensor(RNG(3).normal(0, 1, a.shape))
+    direction = logits.detach() / logits.detach().norm(dim=1, keepdim=True)
+    turned -= (turned * direction).sum(1, keepdim=True) * direction
+    step = 1e-6 * turned
+    with torch.no_grad():
+        change = (F.opinion_entropy(logits + step) - F.opinion_entropy(logits - step)) / 2
+    np.testing.assert_allclose((gradient * step).sum(1), change, rtol=1e-5, atol=1e-12)

@@ -220,3 +220,14 @@ def test_statistics_of_a_batch_in_low_precision_are_taken_in_full() -> None:
     mixed = MixedNorm(layer, 0.9)
     x = (torch.randn(8, 2, 6, 6, generator=torch.Generator().manual_seed(0)) * 30 + 1001).bfloat16()
     torch.testing.assert_close(mixed(x).float(), mixed(x.float()), rtol=2**-8, atol=1e-3)
+
+
+def test_the_layers_of_a_network_have_one_switch() -> None:
+    """Turning it is one operation, whatever the number of layers."""
+    copied = network_copy(network(), False, lambda layer: RobustNorm(layer, 0.1))
+    switches = {layer.learning.data_ptr() for _, layer in batch_norms(copied)}
+    assert len(batch_norms(copied)) == 2
+    assert len(switches) == 1
+    with following(copied):
+        assert all(layer.learning == 1 for _, layer in batch_norms(copied))
+    assert all(layer.learning == 0 for _, layer in batch_norms(copied))

@@ -226,6 +226,34 @@ def test_gradients_of_two_sizes_add_up_at_one_scale() -> None:
     assert abs((fast.descent.flat - start).norm() / moved.norm() - 1) < 0.05
 
 
+def test_a_network_that_leaves_the_range_of_float16_begins_its_step_again(caplog: pytest.LogCaptureFixture) -> None:
+    """In bfloat16, with the same random numbers and declared state, and no step counted as skipped."""
+
+    class Drawing(Filtered):
+        def step(self, x: Tensor) -> Tensor:
+            again = super().step(x + 0.1 * torch.rand(x.shape, generator=self.generator))
+            self.seen = self.seen + 1
+            return again
+
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__(model)
+            self.register_state("seen", torch.zeros(()))
+
+    model = network()
+    with torch.no_grad():
+        model.fc.weight.mul_(1e5)
+    half, brain = (
+        petal.accelerate(Drawing(model), policy=Policy(low=low)) for low in (torch.float16, torch.bfloat16)
+    )
+    for seed in range(3):
+        assert torch.equal(half(images(seed=seed)), brain(images(seed=seed)))
+    assert torch.equal(half.generator.get_state(), brain.generator.get_state())
+    assert (half.skipped, int(half.seen)) == (0, 3)
+    assert all(torch.equal(value, brain.state_dict()[key]) for key, value in half.state_dict().items())
+    (said,) = caplog.messages
+    assert "leaves the range of float16" in said
+
+
 def test_a_step_without_anything_to_learn_from_moves_and_counts_nothing() -> None:
     class Never(Filtered):
         def step(self, x: Tensor) -> Tensor:

@@ -208,3 +208,15 @@ def test_the_shape_of_a_whole_batch(source: Path) -> None:
         assert opened(source, **settings).batch_shape() == (count, 3, 32, 32)
     everything = opened(source, batch_size=10**6, images=None)
     assert everything.batch_shape() == (len(everything.images), 3, 32, 32)
+
+
+def test_on_a_cpu_a_run_compiles_nothing(source: Path) -> None:
+    """Whether a batch is compiled must not depend on how many came before it: a resumed run gives the same numbers."""
+    adapter = opened(source).adapter(known()["petal"])
+    assert adapter.executor is not None
+    assert not adapter.executor.policy.compile
+
+
+def test_another_stream_of_a_gradual_recipe_has_the_highest_severity() -> None:
+    assert Experiment("cifar10-gradual").chosen.severity is None
+    assert Experiment("cifar10-gradual", stream="continual").chosen.severity == 5

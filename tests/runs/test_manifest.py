@@ -29,7 +29,8 @@ def test_a_folder_of_another_run_is_refused_and_more_jobs_are_added(source: Path
     assert [j["id"] for j in merged["jobs"]] == ["bn-o1-s0", "petal-o1-s1"]
     assert merged["seeds"] == [0, 1]
     assert read_manifest(tmp_path) == merged
-    assert merged["jobs"][1]["options"]["restore"] == "Fisher(quantile=0.03)"
+    options = merged["jobs"][1]["options"]
+    assert (options["restore"], options["learn"], options["steps"]) == ("Fisher(quantile=0.03)", "plain", 1)    # all as used
     for key, value in (("severity", 3), ("batch_size", 10), ("fidelity", "paper"), ("engine", "eager"), ("stream_seed", 1),
                        ("shuffle", True)):  # fmt: skip
         other = make_manifest(changed(o, **{key: value}), [job("bn")])

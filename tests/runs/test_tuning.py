@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,3 +67,17 @@ def test_a_gradual_benchmark_is_tuned_at_the_highest_severity(source: Path, monk
     o = opened(source, recipe="cifar10-gradual", images=8)
     tune(o, known()["petal"], alphas=[1e-9], deltas=[0.03], corruptions=["spatter"])
     assert seen == [("spatter", 5)]
+
+
+def test_the_error_decides_and_the_brier_score_between_equals(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever comes first."""
+    scores = {1e-6: (0.2, 0.3), 1e-7: (0.1, 0.6), 1e-9: (0.1, 0.5), 1e-10: (0.3, 0.1)}
+
+    def scored(adapter: Adapter, stream: Any) -> Any:
+        error, brier = scores[adapter.prior_weight]
+        return SimpleNamespace(mean=SimpleNamespace(error=error, nll=1.0, brier=brier))
+
+    monkeypatch.setattr("petal.runs.tuning.evaluate", scored)
+    for alphas in (list(scores), list(reversed(scores))):
+        trials = tune(opened(source, images=8), known()["petal"], alphas=alphas, deltas=[0.03], corruptions=["spatter"])
+        assert [trial.prior_weight for trial in trials] == [1e-9, 1e-7, 1e-6, 1e-10]

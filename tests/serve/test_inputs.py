@@ -3,7 +3,7 @@
 import base64
 import io
 import struct
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,16 @@ def test_bytes_are_pixels_of_255() -> None:
     text = samples(request({**tensor, "data": x.reshape(-1).tolist()}), SETTINGS, True)
     assert np.allclose(raw.numpy(), x / 255, atol=1e-7)
     assert np.array_equal(raw.numpy(), text.numpy())
+
+
+@pytest.mark.parametrize(("value", "taken"), [(-0.12, False), (-0.08, True), (1.08, True), (1.12, False), (1.9, False)])
+def test_pixels_may_overshoot_a_tenth_as_resampling_does(value: float, taken: bool) -> None:
+    x = np.full((1, 3, 4, 6), 0.5, np.float32)
+    x[0, 1, 2, 3] = value
+    tensor = {"name": "input", "shape": [1, 3, 4, 6], "datatype": "FP32", "parameters": {"binary_data_size": x.nbytes}}
+    assert np.array_equal(samples(request(tensor, x.tobytes()), SETTINGS, False).numpy(), x)       # of other inputs
+    with nullcontext() if taken else pytest.raises(Refused, match=r"pixels are numbers in \[0, 1\]"):
+        assert np.array_equal(samples(request(tensor, x.tobytes()), SETTINGS, True).numpy(), x)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

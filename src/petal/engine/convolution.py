@@ -236,7 +236,7 @@ def _compiled(columns: int, tail: int, stages: int, dtype: torch.dtype) -> bytes
 
     def call(name: str, *arguments: Any) -> None:
         if code := getattr(nvrtc, name)(*arguments):
-            raise KernelError(f"{name} answered {code}: {_compiler_log(nvrtc, program)}")
+            raise KernelError(f"{name} answered {code}")
 
     call("nvrtcCreateProgram", ctypes.byref(program), source, b"convolution.cu", 0, None, None)
     options = (b"--gpu-architecture=sm_90a", b"--std=c++17")
@@ -266,14 +266,6 @@ def kernel_source(columns: int, tail: int, stages: int, dtype: torch.dtype) -> s
     }
     text = Path(__file__).with_name("convolution.cu").read_text()
     return "".join(f"#define {name} {value}\n" for name, value in constants.items()) + text
-
-
-def _compiler_log(nvrtc: Any, program: Any) -> str:
-    size = ctypes.c_size_t()
-    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-    text = ctypes.create_string_buffer(size.value)
-    nvrtc.nvrtcGetProgramLog(program, text)
-    return text.value.decode(errors="replace")[:2000]
 
 
 @cache

@@ -18,7 +18,7 @@ from petal.calls import finite, not_finite
 from petal.engine.descent import FlatDescent
 from petal.engine.flat import Layout
 from petal.engine.network import FastNetwork
-from petal.engine.networks import Member, prefers_channels_last
+from petal.engine.networks import Member
 from petal.engine.policy import Policy
 from petal.engine.programs import Room
 from petal.engine.views import Maker
@@ -54,7 +54,9 @@ class Engine:
         self._finite: Flag | None = None
         self._range: Flag | None = None
         with torch.inference_mode(False), torch.no_grad():
-            self.layout = Layout.of(adapter.adapted, prefers_channels_last(adapter.model, device))
+            # on a CPU torch's GroupNorm can crash in its backward pass if images are laid out channels-last
+            groups = any(isinstance(layer, nn.GroupNorm) for layer in adapter.model.modules())
+            self.layout = Layout.of(adapter.adapted, channels_last=self.cuda or not groups)
             for network in adapter.children():
                 if network is adapter.model or self.layout.fits(dict(network.named_parameters())):
                     self.member(network)
@@ -67,7 +69,7 @@ class Engine:
         """A step or a prediction by `body`, on a batch whose values have not been looked at yet if it lies on a GPU."""
         adapter = self.adapter
         self._counted.clear()
-        with self._algorithms(x):
+        with nullcontext() if self.alike else self.policy.algorithms(x.shape, self.seen):
             if self.low is not torch.float16:
                 return self._attempt(body, x)
             random, declared = adapter.generator.get_state(), adapter.snapshot()
@@ -120,8 +122,7 @@ class Engine:
             views = {} if base is None or base.shape != (self.layout.size,) else self.layout.views(base)
             if base is None or [view.data_ptr() for view in views.values()] != [place for place, _ in stamp]:
                 base = self.layout.pack(dict(zip(self.layout.names, tensors, strict=True)))
-            if len(self._flats) >= MAPPINGS:
-                self._flats.clear()
+            self._flats = {} if len(self._flats) >= MAPPINGS else self._flats
             kept = self._flats[stamp[0][0]] = (tensors, stamp, base)
         return kept[2]
 
@@ -135,6 +136,11 @@ class Engine:
         return shape in self.compiled
 
     @property
+    def alike(self) -> bool:
+        """True if networks have to round alike in several processes, which then do not drift apart."""
+        return getattr(self.adapter, "sharing", None) is not None
+
+    @property
     def scales(self) -> bool:
         """True if networks that learn run as programs, which scale their gradients."""
         return self.cuda or self.low is not None
@@ -146,11 +152,9 @@ class Engine:
 
     def room(self) -> Room:
         """The first room in which nothing waits for its backward pass."""
-        free = next((room for room in self.rooms if room.waiting is None), None)
-        if free is None:
-            free = Room()
-            self.rooms.append(free)
-        return free
+        if all(room.waiting is not None for room in self.rooms):
+            self.rooms.append(Room())
+        return next(room for room in self.rooms if room.waiting is None)
 
     def admit(self) -> None:
         """Refuse the batch if it is not finite. Called when work has been sent off, so that the device does not wait."""
@@ -225,11 +229,6 @@ class Engine:
             for room in self.rooms:
                 if room.waiting is not None:
                     room.waiting.release()
-
-    def _algorithms(self, x: Tensor) -> AbstractContextManager[None]:
-        if getattr(self.adapter, "sharing", None) is not None:
-            return nullcontext()
-        return self.policy.algorithms(x.shape, self.seen)
 
     def _forget_programs(self) -> None:
         for member in self._members.values():

@@ -12,6 +12,7 @@ import logging
 import operator
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -172,11 +173,8 @@ def _call(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
     node = graph.call_function(target, args)
     values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
     mode = next((getattr(v, "fake_mode", None) for v in values if isinstance(v, Tensor)), None)
-    if mode is None:
+    with mode or nullcontext():
         node.meta["val"] = target(*values)
-    else:
-        with mode:
-            node.meta["val"] = target(*values)
     return node
 
 

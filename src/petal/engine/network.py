@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -116,19 +115,19 @@ class FastNetwork(Network):
             found = outputs_of(network, engine.empty_like(x).copy_(x))
         return found if learns else tuple(tensor.detach() for tensor in found)
 
-    def _tried(self, body: Callable[[], Any]) -> Any:
+    def _tried(self, body: Callable[..., Any], *given: Any) -> Any:
         """On a CPU, networks that know no low precision run in full; whether it was the batch shows in the second try."""
         engine, low = self.engine, self.engine.low_views
         random = engine.adapter.generator.get_state()
         try:
-            found = body()
+            found = body(*given)
         except InputError as error:
             if engine.proven or engine.low is not None or low is None:
                 raise
             engine.low_views = None
             engine.adapter.generator.set_state(random)
             try:
-                found = body()
+                found = body(*given)
             except BaseException:
                 engine.low_views = low
                 raise
@@ -166,8 +165,7 @@ class FastNetwork(Network):
                 network = with_stored_scales(network)
             found: Any = WithFeatures(network, self.last) if features else network
             if compiled:
-                alike = getattr(engine.adapter, "sharing", None) is not None  # processes that round alike do not drift apart
-                found = engine.policy.compiler(found, inference=not exact, one_thread=one_thread, alike=alike)
+                found = engine.policy.compiler(found, inference=not exact, one_thread=one_thread, alike=engine.alike)
             self.callables[key] = found
         return self.callables[key]
 
@@ -175,21 +173,18 @@ class FastNetwork(Network):
 
     def _side_by_side(self, views: ViewSource, wanted: Sequence[int]) -> Iterator[Tensor]:
         """As many at a time as the policy has streams for, so that none is left over."""
-        policy = self.engine.policy
-        most = min(policy.view_streams, 2) if views.x.numel() > LARGE else policy.view_streams
+        x, streams = views.x, self.engine.policy.view_streams
+        most = min(streams, 2) if x.numel() > LARGE else streams
         count = max(n for n in range(1, most + 1) if len(wanted) % n == 0) if views.sharing is None else 1
         made = self.made(views, wanted)
         for _ in range(len(wanted) // count):
             several: Iterable[Tensor] = islice(made, count)
             if self.engine.low_views is not None and not self.engine.proven:
                 several = [view.clone() for view in several]  # they may be needed for a second try
-            results = self._tried(partial(self._run_views, views.x, count, several))
+            results = self._tried(lambda views: self._program(x, False, batches=count).run(views), several)
             yield from (logits for (logits,) in results)
         for _ in made:
             raise AssertionError("every view is predicted")
-
-    def _run_views(self, x: Tensor, count: int, several: Iterable[Tensor]) -> list[tuple[Tensor, ...]]:
-        return self._program(x, False, batches=count).run(several)
 
     def made(self, views: ViewSource, wanted: Sequence[int]) -> Iterator[Tensor]:
         """The views with these numbers, in order; on a GPU many by one kernel."""
@@ -225,6 +220,5 @@ class FastNetwork(Network):
 def same_buffers(one: nn.Module, other: nn.Module) -> bool:
     """True if two networks differ in parameters alone, and are of one class."""
     mine, theirs = dict(one.named_buffers()), dict(other.named_buffers())
-    equal = mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine)
-    names = [dict(network.named_parameters()).keys() for network in (one, other)]
-    return type(one) is type(other) and equal and names[0] == names[1]
+    names = [(dict(network.named_parameters()).keys(), dict(network.named_buffers()).keys()) for network in (one, other)]
+    return type(one) is type(other) and names[0] == names[1] and all(torch.equal(mine[key], theirs[key]) for key in mine)

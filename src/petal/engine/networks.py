@@ -12,20 +12,6 @@ from petal.engine.flat import Layout
 from petal.methods.network import Features, Recorder, logits_of
 
 
-def matrix_weights(network: nn.Module) -> set[str]:
-    """Names of the weights that matrix units multiply by: those of convolutions and linear layers."""
-    return {
-        f"{prefix}.weight" if prefix else "weight"
-        for prefix, layer in network.named_modules()
-        if isinstance(layer, (_ConvNd, nn.Linear))
-    }
-
-
-def prefers_channels_last(network: nn.Module, device: torch.device) -> bool:
-    """Whether to lay images out channels-last. On a CPU torch's GroupNorm can crash in its backward pass so laid out."""
-    return device.type != "cpu" or not any(isinstance(layer, nn.GroupNorm) for layer in network.modules())
-
-
 class Member:
     """A network of an adapter: its adapted parameters in one flat tensor, and copies of its weights in low precision.
 
@@ -53,7 +39,8 @@ class Member:
         """
         if adapted not in self.networks:
             others = {name: p for name, p in self.parameters.items() if name not in self.adapted}
-            matrices = matrix_weights(self.module)
+            layers = [name for name, layer in self.module.named_modules() if isinstance(layer, (_ConvNd, nn.Linear))]
+            matrices = {f"{name}.weight".lstrip(".") for name in layers}
             for name in others.keys() & matrices - self.low_others.keys():
                 self.low_others[name] = others[name].detach().to(low)
             lows = dict(self.low_others)
