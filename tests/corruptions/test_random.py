@@ -42,6 +42,16 @@ def test_uniform_is_uniform() -> None:
     assert stats.chisquare(np.bincount(low, minlength=256)).pvalue > 1e-3
 
 
+@pytest.mark.parametrize("word", [-(2**31), 2**31 - 1, 0])
+def test_normal_is_finite_whatever_the_bits(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    halves = torch.full((1, 8), word, dtype=torch.int32)
+    monkeypatch.setattr(KeyedRandom, "_words", lambda self, count: halves.view(torch.int64))
+    z = rng(1).normal((8,)).numpy()
+    assert np.isfinite(z).all()
+    share = max(word // 256 + 2**23, 0.5) / 2**24
+    assert np.hypot(z[0, :4], z[0, 4:]) == pytest.approx(np.sqrt(-2 * np.log(share)), rel=1e-5)
+
+
 def test_normal_is_normal() -> None:
     z = rng().normal((50, 101)).numpy().ravel()
     assert stats.kstest(z, "norm").pvalue > 1e-3

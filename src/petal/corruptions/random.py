@@ -98,7 +98,7 @@ class KeyedRandom:
         count = torch.Size(shape).numel()
         halves = self._words((count + 1) // 2).view(torch.int32)
         radius, angle = halves[:, 0::2].bitwise_right_shift(8), halves[:, 1::2]
-        radius = radius.float().add_(2.0**23 + 0.5).mul_(2.0**-24).log_().mul_(-2.0).sqrt_()
+        radius = radius.float().add_(2.0**23).clamp_(min=0.5).mul_(2.0**-24).log_().mul_(-2.0).sqrt_()      # no log of zero
         angle = _unit(angle).mul_(2.0 * torch.pi)
         pairs = torch.cat((radius * angle.cos(), radius.mul_(angle.sin_())), dim=1)
         return pairs[:, :count].reshape(-1, *shape)
