@@ -1,6 +1,7 @@
 """The recursion of the prior: image by image, in double precision, so that batches of any size give the same answers."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -45,9 +46,13 @@ class Experts:
     temperatures: tuple[float, ...] = (1.0, 1.4, 2.0, 2.8)
     null: float = 100.0
     window: float = 500.0                   # images over which the network's bias is taken
-    warmup: tuple[int, int] = (10, 50)      # images that the first values of null and bias count for
+    warmup: tuple[float, float] = (10, 50)      # images that the first values of null and bias count for
     doubt: float = 0.1
     switch: float = 0.001
+
+    def without_null(self) -> "Experts":
+        """The same with both nulls uniform: a bias of the network counts once."""
+        return replace(self, null=math.inf, warmup=(math.inf, self.warmup[1]))
 
     def rates(self) -> Array:
         """How far each expert moves toward the last answer, nulls aside: [E]."""

@@ -141,7 +141,7 @@ class TemporalPrior:
         answers, _, after = follow(self.experts, track, likely)
         if self.look_back:                  # as if the images came in the other order, by what is believed at the end
             start = self.experts.start(likely.shape[2])._replace(belief=after.belief)
-            answers = answers * follow(self.experts, start, likely[::-1])[1][::-1]
+            answers = answers * follow(self.experts.without_null(), start, likely[::-1])[1][::-1]
             answers /= answers.sum(1, keepdims=True)
         return np.log(answers), after
 
