@@ -373,8 +373,7 @@ def _source_tensors(adapter: Adapter) -> dict[str, Tensor]:
     network = source if isinstance(source, torch.nn.Module) else adapter.model
     start, buffers = ({}, {}) if network is source else (adapter._start, adapter._buffers_start)
     moving = set() if network is source else adapter.adapted.keys() - start.keys()      # nobody knows where they started
-    leave = moving | adapter.added
-    tensors = {f"parameter.{k}": start.get(k, p) for k, p in network.named_parameters() if k not in leave}
+    tensors = {f"parameter.{k}": start.get(k, p) for k, p in network.named_parameters() if k not in moving | adapter.added}
     tensors |= {f"buffer.{k}": buffers.get(f"model.{k}", b) for k, b in network.named_buffers()}
     posterior = getattr(adapter, "posterior", None)
     if posterior is not None:
