@@ -153,14 +153,35 @@ def test_a_standing_penalty_comes_last_and_stays_when_the_engine_changes(engine:
     assert len(calls) == 1
 
 
+def test_a_standing_penalty_sees_the_prior_on_the_engine_too() -> None:
+    """Which the engine adds in a pass of its own where nothing comes after it."""
+    def seen(engine: bool, weight: float) -> Tensor:
+        model, batches = stream("batch", torch.float32)
+        q = petal.DiagonalGaussian.isotropic(model, std=0.05)
+        adapter = petal.Petal(model, q, 0.01, views=0, prior_weight=weight, restore=None, optimizer=torch.optim.SGD)
+        adapter = fast(adapter) if engine else adapter
+        adapter.descent.standing = (watching := Watching(),)
+        with torch.no_grad():
+            for p in adapter.adapted.values():
+                p.add_(0.1)
+        adapter(batches[0])
+        return watching.seen
+
+    assert close(seen(True, 1e-2), seen(False, 1e-2).double(), 1e-4)
+    assert not close(seen(True, 1e-2), seen(True, 1e-9).double(), 1e-3)
+
+
 @pytest.mark.parametrize("engine", [False, True])
 @pytest.mark.parametrize("due", [False, True])
-def test_a_restart_of_some_parameters(engine: bool, due: bool) -> None:
+@pytest.mark.parametrize("kind", [petal.Tent, petal.CoTTA])
+def test_a_restart_of_some_parameters(kind: Any, engine: bool, due: bool) -> None:
+    """Of CoTTA's, which the engine steps in one pass on a CPU too, so that it is decided there without the host."""
     model, batches = stream("batch", torch.float32)
-    adapter = petal.Tent(model, 0.05)
+    adapter = kind(model, 0.05, **({} if kind is petal.Tent else {"views": 0}))
     adapter = fast(adapter) if engine else adapter
     for x in batches[:2]:
         adapter(x)
+    assert not engine or kind is petal.Tent or adapter.descent.rule is not None
     moved, start = {n: p.detach().clone() for n, p in adapter.adapted.items()}, adapter.origin()
     which = torch.tensor([number % 2 == 1 for number in range(len(moved))])
     petal.methods.resets.restart(adapter, start, torch.tensor(due), which=which)

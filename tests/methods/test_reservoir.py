@@ -10,6 +10,7 @@ import petal
 from methods.field import close
 from methods.golden import OPTIMIZERS, augment, fast, read, small
 from petal.errors import ConfigError, StatisticsError
+from petal.methods.clusters import Clusters
 from petal.recipes.settings import SGD
 
 RATES = {"adam": 0.005, "sgd": 0.0003}
@@ -237,6 +238,25 @@ def test_a_refused_batch_opens_nothing() -> None:
     after = adapter.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(value, after[key]) for key, value in before.items())
+
+
+def test_the_sample_of_styles_forgets_slowly() -> None:
+    """A reservoir of four whose count starts again at four once it is above forty, by a plain loop."""
+    clusters, generator = Clusters(4, 0.0), torch.Generator().manual_seed(1)
+    clusters.begin(torch.zeros(1, dtype=torch.float64))
+    draws, kept, seen = torch.Generator().manual_seed(1), [], 0
+    for number in range(200):
+        clusters.learn(torch.tensor([float(number)], dtype=torch.float64), generator)
+        if len(kept) < 4:
+            kept.append(number)
+        else:
+            place = int(float(torch.rand((), dtype=torch.float64, generator=draws)) * seen)
+            if place < 4:
+                kept[place] = number
+            seen = 4 if seen > 40 else seen
+        seen += 1
+    assert clusters.sample[:, 0].tolist() == kept
+    assert clusters.seen == seen
 
 
 def test_a_state_that_does_not_fit_is_refused() -> None:
