@@ -23,8 +23,8 @@ class NOTE(Adapter):
 
     The authors train their source with such norms: `petal.norm.instance_aware(network)` makes a network for that. One
     trained with plain batch norms works too; then the norms are put in the place of those, with their statistics. The loss
-    is, as in their code, the mean over samples and classes, so it is smaller than the entropy by the number of classes. Their
-    code cuts a memory of more than 128 samples (256 for ImageNet) into batches; here it is one.
+    is, as in their code, the mean over samples and classes, so it is smaller than the entropy by the number of classes.
+    Their code cuts a memory of more than 128 samples (256 for ImageNet) into batches; here it is one.
     """
 
     card = Card(
