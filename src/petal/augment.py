@@ -26,7 +26,7 @@ class Views:
     """Draws one random view of a batch at every call.
 
     With per_sample=False one draw serves the whole batch, as in the released code; with per_sample=True every image has
-    its own (the order of the colour changes stays one a view). Pairs are the ends of uniform ranges; `translate` is a
+    its own (the order of the colour changes stays one per view). Pairs are the ends of uniform ranges; `translate` is a
     share of the padded image, which is twice as large as the image, and moves whole pixels.
 
     >>> x = torch.rand(4, 3, 32, 32)

@@ -27,7 +27,7 @@ class MeanTeacher(Adapter):
     All parameters of the network adapt. The student learns from the `target` on the batch ("plain"), on one view of it
     ("view"), or on both. `target` and `answer` are predictions averaged over members, joined by "+": "teacher", "student",
     and what these say of the mirror image, "teacher-flip" and "student-flip". With `warmup` the teacher follows faster at
-    first: its average begins with a window of so many steps, which grows by one a step up to that of `ema`.
+    first: its average begins with a window of so many steps, which grows by one per step up to that of `ema`.
     """
 
     teacher: nn.Module
