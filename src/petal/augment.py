@@ -31,9 +31,9 @@ class Views:
     """Draws one random view of a batch at every call.
 
     With per_sample=False one draw serves the whole batch, as in the released code; with per_sample=True every image has
-    its own (the order of the colour changes stays one a view). Pairs are the ends of uniform ranges; `translate` is a
+    its own (the order of the colour changes stays one per view). Pairs are the ends of uniform ranges; `translate` is a
     share of the padded image, which is twice as large as the image, and moves whole pixels. For a network that takes
-    normalised images, `mean` and `std` are those they were normalised by, one number or one a channel: views are then made
+    normalised images, `mean` and `std` are those they were normalised by, one number or one per channel: views are then made
     of the pixels, and normalised again.
 
     >>> x = torch.rand(4, 3, 32, 32)

@@ -56,7 +56,7 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that writes and prints."""
+        """True if this is the rank that writes and prints."""
         return self.rank == 0
 
     # What a method asks (see `Sharing` in `petal.methods.mean_teacher`)
@@ -68,7 +68,7 @@ class Ranks:
         return shared.bool()
 
     def computes(self, view: int) -> bool:
-        """Whether a view is of this rank's share: they are dealt out in turn."""
+        """True if a view is of this rank's share: they are dealt out in turn."""
         return view % self.size == self.rank
 
     def gathered(self, mine: Sequence[Tensor], views: int) -> Tensor:
@@ -215,7 +215,7 @@ def parallelize(adapter: A, ranks: Ranks) -> A:
 
 
 def started() -> bool:
-    """Whether a launcher such as torchrun started this process as one of several."""
+    """True if a launcher such as torchrun started this process as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 

@@ -74,3 +74,22 @@ def test_steps_are_counted_once_whoever_makes_them(change: str) -> None:
     assert [{float(s["step"]) for s in a.optimizer.state.values()} for a in (plain, fast)] == [{6.0}, {6.0}]
     for name, parameter in plain.adapted.items():
         torch.testing.assert_close(fast.adapted[name], parameter, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_a_state_goes_on_in_the_layout_of_the_parameters() -> None:
+    """torch's fused Adam goes through memory: moments of a convolution have to lie in it as its weights do."""
+    plain, fast, other = (Sometimes(network()) for _ in range(3))
+    petal.accelerate(fast, policy=Policy()), petal.accelerate(other, policy=Policy())
+    for adapter in (plain, fast, other):
+        adapter.follows = False
+        adapter.descent.optimizer = torch.optim.Adam(list(adapter.adapted.values()), lr=1e-3, eps=1e-3, fused=True)
+        adapter._make_optimizer = lambda p, lr: torch.optim.Adam(p, lr=lr, eps=1e-3, fused=True)
+    for seed in range(2):
+        plain(images(seed=seed)), fast(images(seed=seed))
+    other.load_state_dict(plain.state_dict())
+    for seed in range(2, 4):
+        answers = [adapter(images(seed=seed)) for adapter in (plain, fast, other)]
+        for answer in answers[1:]:
+            torch.testing.assert_close(answer, answers[0], rtol=1e-3, atol=1e-3)
+    for name, parameter in plain.adapted.items():
+        torch.testing.assert_close(other.adapted[name], parameter, rtol=1e-4, atol=1e-5, msg=name)

@@ -99,7 +99,7 @@ def watched(owner: object, names: Collection[str]) -> Iterator[set[str]]:
 
 
 def _as_value(value: Any) -> tuple[bool, Any]:
-    """Whether it is one value, and a copy of it."""
+    """True and a copy if it is one value."""
     if isinstance(value, Tensor):
         return True, value.detach().clone()
     if isinstance(value, np.ndarray) and value.dtype != object:

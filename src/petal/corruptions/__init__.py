@@ -143,7 +143,7 @@ def image_keys(seed: int, name: str, severity: int, index: Sequence[int] | Tenso
     _check_severity(severity)
     index = torch.as_tensor(index)
     if index.dim() != 1 or (len(index) and (index.is_floating_point() or index.is_complex())):
-        raise DataError(f"index must be whole numbers, one an image, got {index.dtype} of shape {tuple(index.shape)}")
+        raise DataError(f"index must be whole numbers, one per image, got {index.dtype} of shape {tuple(index.shape)}")
     base = mix_int(mix_int(mix_int(seed) + fold_text(name)) + severity)
     return mix(mix(index.long()) ^ (base - (1 << 64) if base >> 63 else base))
 

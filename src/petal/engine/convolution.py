@@ -49,7 +49,7 @@ convolution: Callable[..., tuple[Tensor, Tensor]] = torch.ops.petal.convolution
 
 
 def fits(x: Tensor, weight: Tensor, out: Tensor) -> bool:
-    """Whether the kernel can make `out` of these: their precision, layout, size, and numbers of channels."""
+    """True if the kernel can make `out` of these: their precision, layout, size, and numbers of channels."""
     return (
         x.dtype in DTYPES
         and weight.dtype == x.dtype

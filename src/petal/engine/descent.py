@@ -60,7 +60,7 @@ class FlatDescent(Descent):
         self.waiting = False                                                    # gradients wait to be used
         self.rule: passes.Rule | None = None
         self.linked: torch.optim.Optimizer | None = None
-        self.judged: torch.optim.Optimizer | None = None                        # whether it counts the same steps for all
+        self.judged: torch.optim.Optimizer | None = None                        # the one of which `even` speaks
         self.even = True
         self.sizes = torch.tensor([value.numel() for value in adapter.adapted.values()], device=flat.device)
         self.state: list[Tensor] = []

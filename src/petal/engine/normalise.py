@@ -18,7 +18,7 @@ _library.define(  # type: ignore[no-untyped-call]
 
 
 def fits(x: Tensor, *constants: Tensor) -> bool:
-    """Whether the kernel can normalise these: low precision, channels-last, constants in float32."""
+    """True if the kernel can normalise these: low precision, channels-last, constants in float32."""
     return (
         x.dtype in (torch.float16, torch.bfloat16)
         and x.dim() == 4

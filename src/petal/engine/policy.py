@@ -32,7 +32,7 @@ class Policy:
     view_streams: int = 1  # on a GPU: so many views at a time, each on a stream of its own
 
     def due(self, shape: torch.Size, times: int, compiled: int) -> bool:
-        """Whether a shape that has come `times` times is to be compiled, `compiled` others being so already."""
+        """True if a shape that has come `times` times is to be compiled, `compiled` others being so already."""
         if not self.compile:
             return False
         if self.shapes is not None:
@@ -78,7 +78,7 @@ def keep_freed_memory() -> bool:
 
 
 def fixed_algorithms() -> bool:
-    """Whether the user wants the same numbers every time, and so no choice by what happens to be fast."""
+    """True if the user wants the same numbers every time, and so no choice by what happens to be fast."""
     return torch.backends.cudnn.deterministic or torch.are_deterministic_algorithms_enabled()
 
 

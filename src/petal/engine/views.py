@@ -1,4 +1,4 @@
-"""The views of a batch: on a GPU several at a time and without the host, on a CPU one a core."""
+"""The views of a batch: on a GPU several at a time and without the host, on a CPU one per core."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 

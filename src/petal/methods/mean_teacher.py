@@ -31,7 +31,7 @@ class MeanTeacher(Adapter):
     All parameters of the network adapt. The student learns from the `target` on the batch ("plain"), on one view of it
     ("view"), or on both. `target` and `answer` are predictions averaged over members, joined by "+": "teacher", "student",
     and what these say of the mirror image, "teacher-flip" and "student-flip". With `warmup` the teacher follows faster at
-    first: its average begins with a window of so many steps, which grows by one a step up to that of `ema`.
+    first: its average begins with a window of so many steps, which grows by one per step up to that of `ema`.
 
     `calibrate` names two members, or "student-view": while the answers are surer on average than these two agree, their
     temperature rises, and falls back to one where they are not. What two predictions of one image have in common they may

@@ -50,7 +50,7 @@ class Memory:
 
     @abstractmethod
     def choose(self, held: dict[int, list[Kept]], label: int, facts: Sequence[float], seen: int) -> Kept | bool:
-        """Whether a new sample is taken in: true, or the one whose place it takes, or false."""
+        """True if a new sample is taken in, or the one whose place it takes; False if it is not."""
 
     @property
     def seen(self) -> int:

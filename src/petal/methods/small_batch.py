@@ -32,7 +32,7 @@ class SmallBatch(Wrapper):
     with what its own images say, which counts the more the more classes they are of: runs of one class say little of a
     domain.
 
-    Learning happens in batches of fixed size `memory`, at most one a call and one for every `every` images: those kept by a
+    Learning happens in batches of fixed size `memory`, at most one per call and one for every `every` images: those in a
     memory in which every predicted class has the same room, the recent and certain samples stay, and those older than `age`
     images go first. The method does with such a batch what it always does.
 
