@@ -51,11 +51,15 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--source", default="runs/flagship-source", help="where the network of the digits is kept")
+    parser.add_argument("--only", action="append", help="the rows with this in their name; may be repeated")
     given = vars(parser.parse_args())
+    only = given.pop("only") or [""]
     device, folder, seeds = torch.device(given.pop("device")), Path(given.pop("source")), given.pop("seeds") or 1
     experiment = Experiment(given.pop("recipe"), stream="continual", **given).with_source(folder, device)
     print("| " + " | ".join(["", "error %", "NLL", "Brier", "ECE"]) + " |\n| --- | --- | --- | --- | --- |")
     for label, change in (CHANGES | (WITH_POSTERIOR if experiment.posterior else {})).items():
+        if not any(word in label for word in only):
+            continue
         scores = [scored(experiment, change, seed, device) for seed in range(seeds)]
         if all(scores):
             error, *others = torch.tensor(scores).double().mean(0).tolist()
