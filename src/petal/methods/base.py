@@ -192,10 +192,11 @@ class Adapter(Portable):
 
     def views_of(self, x: Tensor, augment: Augment, count: int = 1, sharing: Sharing | None = None) -> ViewSource:
         """The views of a batch. The first images that default views are made of are looked at: a GPU waits for it, once."""
+        source = ViewSource(x, augment, count, self.generator, sharing)
         if isinstance(augment, Views) and not self._looked:
             self._looked = True
             augment.look(x)
-        return ViewSource(x, augment, count, self.generator, sharing)
+        return source
 
     def descend(self, loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """One step on a loss, with penalties and what comes after the step: see `Descent`."""
