@@ -46,6 +46,7 @@ from petal.methods import (
     Source,
     Tent,
 )
+from petal.order import TemporalPrior
 from petal.parallel import ParallelError, parallelize
 from petal.posterior import DiagonalGaussian
 from petal.recommended import adapt
@@ -100,6 +101,7 @@ __all__ = [
     "SourceStatistics",
     "StatisticsError",
     "Stochastic",
+    "TemporalPrior",
     "Tent",
     "Views",
     "__version__",
