@@ -3,6 +3,7 @@
 import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -64,6 +65,11 @@ class TemporalPrior:
     def answers(self, logits: Tensor, stream: Keys = None) -> Tensor:
         """What a call would return next, with nothing changed."""
         return self._followed(logits, stream)[0]
+
+    def unordered(self, stream: Keys = None) -> float:
+        """How much it believes that the order says nothing, from 0 to 1; of several sources the least."""
+        tracks = [self._tracks.get(key) for key in _rows(stream, 1 if _one(stream) else len(stream))]
+        return min(float(self.experts.prior()[:, -2:].sum() if t is None else t.belief[:, -2:].sum()) for t in tracks)
 
     # The state
 
@@ -143,7 +149,7 @@ class TemporalPrior:
 
 def _rows(stream: Keys, count: int) -> dict[Key, NDArray[np.int64]]:
     """The numbers of the images of each source, in order."""
-    if stream is None or isinstance(stream, (str, int)):
+    if _one(stream):
         return {stream: np.arange(count)}
     if len(stream) != count:
         raise InputError(f"stream names {len(stream)} sources for {count} images: give one key, or one for each image")
@@ -151,6 +157,10 @@ def _rows(stream: Keys, count: int) -> dict[Key, NDArray[np.int64]]:
     for number, key in enumerate(stream):
         found.setdefault(key, []).append(number)
     return {key: np.array(numbers) for key, numbers in found.items()}
+
+
+def _one(stream: Keys) -> TypeGuard[Key]:
+    return stream is None or isinstance(stream, (str, int))
 
 
 def _decoded(keys: Tensor) -> list[Key]:
