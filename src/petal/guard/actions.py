@@ -25,7 +25,7 @@ class Alarm:
 
 
 class Snapshots:
-    """Copies of all that adapts, and of what goes around it: the last good ones, and a candidate that is promoted if every look after it is healthy."""
+    """Copies of what a guard keeps: the last good ones, and a candidate, promoted if every look after it is healthy."""
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
