@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence
 
-SCALES, NULL, TEMPERATURES = (1, 2, 4, 8, 16), 100, (1.0, 1.25, 1.5, 2.0)
+SCALES, FLOORS, NULL, TEMPERATURES = (1, 2, 4, 8), (0.02, 0.2, 0.6), 100, (1.0, 1.4, 2.0, 2.8)
 
 
 def softmax(logits: Sequence[float], temperature: float) -> list[float]:
+    """Probabilities, none of them zero."""
     top = max(logits)
     weights = [math.exp((value - top) / temperature) for value in logits]
     total = sum(weights)
@@ -14,23 +15,25 @@ def softmax(logits: Sequence[float], temperature: float) -> list[float]:
 
 
 def corrected(batch: Sequence[Sequence[float]]) -> list[list[float]]:
-    """The answers to logits, in order. An expert is a pair of a time scale and a temperature, or a null."""
+    """The answers to logits, in order. An expert has a time scale, a share of the uniform distribution and a temperature."""
     count = len(batch[0])
     uniform = [1 / count] * count
-    experts = [(k, t) for k in SCALES for t in TEMPERATURES] + [(NULL, 1.0), (math.inf, 1.0)]
-    first = {e: 1 / 7 / (len(TEMPERATURES) if e[0] in SCALES else 1) for e in experts}
-    recent, mean, belief = {k: uniform for k, _ in experts}, dict.fromkeys(TEMPERATURES, uniform), dict(first)
+    informed = [(k, f, t) for k in SCALES for f in FLOORS for t in TEMPERATURES]
+    nulls = [(NULL, 0.02, 1.0), (math.inf, 0.02, 1.0)]
+    experts = informed + nulls
+    first = {e: 0.1 / len(informed) for e in informed} | dict.fromkeys(nulls, 0.45)
+    recent, mean, belief = dict.fromkeys((*SCALES, NULL, math.inf), uniform), dict.fromkeys(TEMPERATURES, uniform), first
     answers = []
     for logits in batch:
         p = {t: softmax(logits, t) for t in TEMPERATURES}
-        q = {t: [a / b for a, b in zip(p[t], mean[t], strict=True)] for t in TEMPERATURES}
-        prior = {k: [0.98 * value + 0.02 / count for value in average] for k, average in recent.items()}
-        evidence = {(k, t): sum(a * b for a, b in zip(prior[k], q[t], strict=True)) for k, t in experts}
-        joint = [sum(belief[k, t] * prior[k][y] * q[t][y] for k, t in experts) for y in range(count)]
+        ratio = {t: [a / b for a, b in zip(p[t], mean[t], strict=True)] for t in TEMPERATURES}
+        prior = {(k, f): [(1 - f) * value + f / count for value in recent[k]] for k, f, _ in experts}
+        evidence = {(k, f, t): sum(a * b for a, b in zip(prior[k, f], ratio[t], strict=True)) for k, f, t in experts}
+        joint = [sum(belief[k, f, t] * prior[k, f][y] * ratio[t][y] for k, f, t in experts) for y in range(count)]
         total = sum(joint)
         answer = [value / total for value in joint]
         belief = {e: 0.999 * belief[e] * evidence[e] / total + 0.001 * first[e] for e in experts}
-        said = [value / sum(q[1.0]) for value in q[1.0]]
+        said = [value / sum(ratio[1.0]) for value in ratio[1.0]]
         for k in SCALES:
             recent[k] = [m + (a - m) / k for m, a in zip(recent[k], answer, strict=True)]
         recent[NULL] = [m + (a - m) / NULL for m, a in zip(recent[NULL], said, strict=True)]

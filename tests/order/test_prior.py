@@ -106,7 +106,7 @@ def test_looking_back_corrects_the_first_of_a_run_and_learns_the_same() -> None:
 def test_mistaken_input_is_refused_by_name() -> None:
     prior = TemporalPrior()
     prior(some(4))
-    with pytest.raises(petal.InputError, match="3 sources for 4 images"):
+    with pytest.raises(petal.InputError, match="each of the 4 images; got 3 keys"):
         prior(some(4), ["a", "b", "c"])
     with pytest.raises(petal.InputError, match="6 classes and those before of 5"):
         prior(some(4, classes=6))

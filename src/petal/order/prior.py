@@ -2,19 +2,15 @@
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from typing import TypeGuard
+from collections.abc import Mapping
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from petal.errors import ConfigError, InputError
 from petal.order.follow import Array, Experts, Track, follow
-
-Key = str | int | None                      # of a source of images; None for those without a name
-Keys = Key | Sequence[Key]
+from petal.order.keys import Key, Keys, rows_by_key
 
 SMALLEST = 1e-6                             # share of the uniform distribution in every prediction, so that none is zero
 
@@ -66,11 +62,6 @@ class TemporalPrior:
         """What a call would return next, with nothing changed."""
         return self._followed(logits, stream)[0]
 
-    def unordered(self, stream: Keys = None) -> float:
-        """How much it believes that the order says nothing, from 0 to 1; of several sources the least."""
-        tracks = [self._tracks.get(key) for key in _rows(stream, 1 if _one(stream) else len(stream))]
-        return min(float(self.experts.prior()[:, -2:].sum() if t is None else t.belief[:, -2:].sum()) for t in tracks)
-
     # The state
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -118,7 +109,7 @@ class TemporalPrior:
         given = logits.detach().cpu().double()                      # the one wait for the device
         probabilities, finite = self._probabilities(given), given.isfinite().all(1).numpy()
         answers, tracks = given.numpy().copy(), {}
-        for key, rows in _rows(stream, len(given)).items():
+        for key, rows in rows_by_key(stream, len(given)).items():
             track, rows = self._track(key, given.shape[1]), rows[finite[rows]]
             answers[rows], tracks[key] = self._answered(track, probabilities[rows])
         return torch.from_numpy(answers).to(logits), tracks
@@ -145,22 +136,6 @@ class TemporalPrior:
             answers = answers * backward[::-1]
             answers /= answers.sum(1, keepdims=True)
         return np.log(answers), after
-
-
-def _rows(stream: Keys, count: int) -> dict[Key, NDArray[np.int64]]:
-    """The numbers of the images of each source, in order."""
-    if _one(stream):
-        return {stream: np.arange(count)}
-    if len(stream) != count:
-        raise InputError(f"stream names {len(stream)} sources for {count} images: give one key, or one for each image")
-    found: dict[Key, list[int]] = {}
-    for number, key in enumerate(stream):
-        found.setdefault(key, []).append(number)
-    return {key: np.array(numbers) for key, numbers in found.items()}
-
-
-def _one(stream: Keys) -> TypeGuard[Key]:
-    return stream is None or isinstance(stream, (str, int))
 
 
 def _decoded(keys: Tensor) -> list[Key]:
