@@ -208,7 +208,8 @@ def layers(adapter: Adapter) -> list[Adapter]:
 
 
 def at_once(adapter: Adapter) -> None:
-    """Not applicable to a method in the small-batch mode: it learns from its memory, and not from each batch."""
+    """Not applicable where a batch has another meaning the second time: in the small-batch mode, and where order counts."""
+    require_meaning(not adapter.ordered, "answers depend on the order of all images so far")
     small = any(isinstance(layer, SmallBatch) for layer in layers(adapter))
     require_meaning(not small, "the small-batch mode learns from its memory, at its own pace")
 

@@ -13,6 +13,7 @@ from petal.guard.judge import judge
 from petal.guard.signals import SIGNALS, Reading, Sums, distance
 from petal.methods import Adapter, Wrapper
 from petal.methods.inputs import check_choice, check_number
+from petal.order import Keys
 
 COUNTERS = 9
 
@@ -96,15 +97,15 @@ class Guard(Wrapper):
 
     # What users call
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict and adapt, or only predict while learning is off; then watch."""
         if self._snapshots.good is None:
             self._snapshots.good = self._snapshots.copy()
         if self.frozen:
-            logits = self.adapter.observe(x)
+            logits = self.adapter.observe(x, stream)
             self.method.restored = 0.0
         else:
-            logits = self.adapter(x)
+            logits = self.adapter(x, stream=stream)
         with torch.inference_mode(False), torch.no_grad():
             self._watch(x, logits.detach().clone() if logits.is_inference() else logits.detach())
         return logits

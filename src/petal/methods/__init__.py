@@ -10,6 +10,7 @@ from petal.methods.eta import ETA
 from petal.methods.lame import LAME
 from petal.methods.memory import CSTU, PBRS, Memory
 from petal.methods.note import NOTE
+from petal.methods.ordered import Ordered
 from petal.methods.petal import Petal
 from petal.methods.petta import PeTTA
 from petal.methods.pseudo_label import PseudoLabel
@@ -69,6 +70,7 @@ __all__ = [
     "DeYO",
     "FanIn",
     "Memory",
+    "Ordered",
     "PeTTA",
     "Petal",
     "PseudoLabel",

@@ -21,6 +21,7 @@ from petal.methods.network import Network, ViewSource, logits_of
 from petal.methods.rates import FanIn
 from petal.methods.state import misfits, optimizer_state, optimizer_to_load
 from petal.norm import network_copy
+from petal.order import Keys
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 Rates = float | FanIn | Mapping[str, float]
@@ -66,6 +67,7 @@ class Adapter(nn.Module):
 
     card: ClassVar[Card | None] = None      # what tables and `petal methods` say of the method
     alone: ClassVar[str] = ""               # why `SmallBatch` makes no sense around the method, if it makes none
+    ordered: ClassVar[bool] = False         # answers use the order of the stream, as `Ordered` does
 
     model: nn.Module
 
@@ -285,8 +287,12 @@ class Adapter(nn.Module):
             self.descent = descent
         self.executor, self._networks = executor, {}
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Predict a batch and adapt to it. Returns logits; a refused batch leaves the state as it was."""
+    def forward(self, x: Tensor, stream: Keys = None) -> Tensor:
+        """Predict a batch and adapt to it. Returns logits; a refused batch leaves the state as it was.
+
+        `stream` names the source of the images, such as a camera, for what goes by their order (`Ordered`): one key, or one
+        for each image. Everything else takes it and makes no use of it.
+        """
         with self._guarded(x) as x, torch.enable_grad():
             if self.episodic:
                 with torch.no_grad():
@@ -296,7 +302,7 @@ class Adapter(nn.Module):
                 logits = self._run(self.step, x)
             return logits.detach()
 
-    def predict(self, x: Tensor) -> Tensor:
+    def predict(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict a batch with the weights as they are: what a call would return next, with nothing changed."""
         with self._guarded(x) as x, torch.no_grad():
             state, declared = self.generator.get_state(), self.snapshot()
@@ -306,9 +312,9 @@ class Adapter(nn.Module):
                 self.generator.set_state(state)
                 self.rewind(declared)
 
-    def observe(self, x: Tensor) -> Tensor:
+    def observe(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Answer a batch without learning: what follows a stream besides weights goes on. Here that is nothing."""
-        return self.predict(x)
+        return self.predict(x, stream)
 
     def reset(self) -> None:
         """Back to the state after construction: weights, optimizer, random numbers and counters."""

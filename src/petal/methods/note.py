@@ -10,6 +10,7 @@ from petal.methods.inputs import check_number
 from petal.methods.memory import PBRS
 from petal.methods.state import rehearsed
 from petal.norm import InstanceAwareNorm, following
+from petal.order import Keys
 
 
 class NOTE(Adapter):
@@ -70,7 +71,7 @@ class NOTE(Adapter):
             self.memory.learn(x[part], answers[-1], self.every, self.update_from_memory)
         return torch.cat(answers)
 
-    def predict(self, x: Tensor) -> Tensor:
+    def predict(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict a batch: what a call would return next, with nothing changed."""
         updates = len(x) > self.every - self.memory.seen % self.every if isinstance(x, Tensor) and x.dim() else False
         return rehearsed(self, x) if updates or self.steps > 1 else super().predict(x)

@@ -8,7 +8,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,7 @@ from petal.methods.state import misfits
 from petal.methods.wrapper import Wrapper
 from petal.norm import Following, RecentNorm, with_recent_norm
 from petal.norm.recent import LIMIT
-from petal.order import TemporalPrior
+from petal.order import Keys, TemporalPrior
 
 PULL = 0.05         # share by which the memory draws the estimates of all classes together, at each look at it
 GROSS = 10.0        # times the usual size of an image's numbers, or times 1: not to be learned from
@@ -104,18 +103,18 @@ class SmallBatch(Wrapper):
 
     # What users call
 
-    def forward(self, x: Tensor, stream: Any = None) -> Tensor:
+    def forward(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Answer at once; remember the images; let the method learn from the memory when it is time.
 
         `stream` names the source of images that order means something in: see `TemporalPrior`.
         """
         return self._called(x, stream, learns=True)
 
-    def observe(self, x: Tensor, stream: Any = None) -> Tensor:
+    def observe(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Answer, and follow the stream, with the weights as they are."""
         return self._called(x, stream, learns=False)
 
-    def predict(self, x: Tensor, stream: Any = None) -> Tensor:
+    def predict(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict a batch: what a call would return next, with nothing changed."""
         with self._checked(x) as x:
             before = self._before(len(x) > LIMIT)
@@ -144,6 +143,11 @@ class SmallBatch(Wrapper):
     # The parts
 
     @property
+    def ordered(self) -> bool:  # type: ignore[override]
+        """True unless the stream is said to be shuffled."""
+        return self.prior is not None
+
+    @property
     def _layers(self) -> list[RecentNorm]:
         return [layer for layers in self._norms.values() for layer in layers]
 
@@ -164,7 +168,7 @@ class SmallBatch(Wrapper):
         if before:
             self.load_own_state(before)
 
-    def _called(self, x: Tensor, stream: Any, learns: bool) -> Tensor:
+    def _called(self, x: Tensor, stream: Keys, learns: bool) -> Tensor:
         with self._checked(x) as x:
             self.adapter.restored = 0.0             # what it learned from an earlier batch is not of this one
             held = 0 if self._samples is None else len(self._samples)
@@ -191,7 +195,7 @@ class SmallBatch(Wrapper):
             self.adapter(self._samples)
         self._look_at_memory()
 
-    def _looked(self, x: Tensor, stream: Any) -> Tensor:
+    def _looked(self, x: Tensor, stream: Keys) -> Tensor:
         """The method's answer by estimates that the batch has moved; those moved last are in `moved`."""
         *first, last = x.split(LIMIT)
         twice = partial(self._twice, 1.0 if self.prior is None else self.prior.unordered(stream))
@@ -272,12 +276,13 @@ class SmallBatch(Wrapper):
         if self._samples is not None and self._facts is not None:
             state |= {"samples": self._samples.clone(), "facts": self._facts.clone()}
         if self.prior is not None:
-            state |= {f"order.{key}": value for key, value in self.prior.state_dict().items()}
+            state |= _named("order", self.prior.state_dict())
         return state
 
     def own_kept(self) -> dict[str, Tensor]:
-        """All but the memory: after a collapse it fills anew."""
-        return {key: value for key, value in self.own_state().items() if key not in ("samples", "facts")}
+        """Estimates and counters: after a collapse memory and order begin anew."""
+        state = {key: value for key, value in self.own_state().items() if key.startswith(("norm.", "counters"))}
+        return state | ({} if self.prior is None else _named("order", TemporalPrior().state_dict()))
 
     def check_own_state(self, state: Mapping[str, Tensor]) -> list[str]:
         """Names and shapes; the memory's images and the order are the state's to say."""
@@ -307,3 +312,7 @@ class SmallBatch(Wrapper):
         self._facts = state["facts"].to(self.device, copy=True) if "facts" in state else None
         if self.prior is not None:
             self.prior.load_state_dict({k.removeprefix("order."): v for k, v in state.items() if k.startswith("order.")})
+
+
+def _named(name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{name}.{key}": value for key, value in state.items()}

@@ -9,6 +9,7 @@ from petal.errors import ConfigError
 from petal.methods.base import Adapter, Executor
 from petal.methods.descent import Descent
 from petal.methods.state import misfits
+from petal.order import Keys
 
 
 class Wrapper(Adapter):
@@ -57,13 +58,18 @@ class Wrapper(Adapter):
         """One step of the method inside."""
         return self.adapter.step(x)
 
-    def predict(self, x: Tensor) -> Tensor:
+    def predict(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict a batch with the weights as they are."""
-        return self.adapter.predict(x)
+        return self.adapter.predict(x, stream)
 
-    def observe(self, x: Tensor) -> Tensor:
+    @property
+    def ordered(self) -> bool:  # type: ignore[override]
+        """True if answers use the order of the stream."""
+        return self.adapter.ordered
+
+    def observe(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Answer a batch without learning."""
-        return self.adapter.observe(x)
+        return self.adapter.observe(x, stream)
 
     def describe(self) -> dict[str, str]:
         """What the adapter inside does; a subclass adds itself."""
@@ -86,7 +92,7 @@ class Wrapper(Adapter):
         return self.adapter.weights()
 
     def inner_shape(self, shape: Sequence[int] | None) -> Sequence[int] | None:
-        """The shape of the batches that the inner adapter gets, if the stream's have this one."""
+        """The shape of the batches that the inner adapter gets, if it is called with this one."""
         return shape
 
     def reset(self) -> None:

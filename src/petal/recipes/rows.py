@@ -14,7 +14,7 @@ from typing import Any
 from petal.augment import Views
 from petal.errors import ConfigError
 from petal.guard import Guard
-from petal.methods import METHODS, Adapter, Petal, SmallBatch, Wrapper
+from petal.methods import METHODS, Adapter, Ordered, Petal, SmallBatch, Wrapper
 from petal.recipes.field import field
 from petal.recipes.names import unknown
 from petal.recipes.published import Recipe
@@ -24,7 +24,7 @@ from petal.restore import Fisher, Stochastic
 
 FIDELITIES = ("official", "paper")
 TABLE_1 = ("source", "bn", "pseudo-label", "tent-online", "tent", "cotta", "petal-sres", "petal")
-WRAPPERS: dict[str, type[Wrapper]] = {"small": SmallBatch, "guard": Guard}      # from the inside out
+WRAPPERS: dict[str, type[Wrapper]] = {"small": SmallBatch, "order": Ordered, "guard": Guard}      # from the inside out
 
 __all__ = ["FIDELITIES", "TABLE_1", "WRAPPERS", "Row", "load_plugin", "pick_rows", "rows"]
 
