@@ -14,7 +14,7 @@ def softmax(logits: Sequence[float], temperature: float) -> list[float]:
     return [(1 - 1e-6) * weight / total + 1e-6 / len(logits) for weight in weights]
 
 
-def corrected(batch: Sequence[Sequence[float]]) -> list[list[float]]:
+def corrected(batch: Sequence[Sequence[float]], keys: Sequence[str] | None = None) -> list[list[float]]:
     """The answers to logits, in order. An expert has a time scale, a share of the uniform distribution and a temperature."""
     count = len(batch[0])
     uniform = [1 / count] * count
@@ -22,21 +22,26 @@ def corrected(batch: Sequence[Sequence[float]]) -> list[list[float]]:
     nulls = [(NULL, 0.02, 1.0), (math.inf, 0.02, 1.0)]
     experts = informed + nulls
     first = {e: 0.1 / len(informed) for e in informed} | dict.fromkeys(nulls, 0.45)
-    recent, mean, belief = dict.fromkeys((*SCALES, NULL, math.inf), uniform), dict.fromkeys(TEMPERATURES, uniform), first
+    mean = dict.fromkeys(TEMPERATURES, uniform)
+    keys = keys or [""] * len(batch)
+    recent = {key: dict.fromkeys((*SCALES, NULL, math.inf), uniform) for key in keys}
+    belief, seen = dict.fromkeys(keys, first), dict.fromkeys(keys, 0)
     answers = []
-    for logits in batch:
+    for number, (logits, key) in enumerate(zip(batch, keys, strict=True)):
         p = {t: softmax(logits, t) for t in TEMPERATURES}
         ratio = {t: [a / b for a, b in zip(p[t], mean[t], strict=True)] for t in TEMPERATURES}
-        prior = {(k, f): [(1 - f) * value + f / count for value in recent[k]] for k, f, _ in experts}
+        w, past = belief[key], recent[key]
+        prior = {(k, f): [(1 - f) * value + f / count for value in past[k]] for k, f, _ in experts}
         evidence = {(k, f, t): sum(a * b for a, b in zip(prior[k, f], ratio[t], strict=True)) for k, f, t in experts}
-        joint = [sum(belief[k, f, t] * prior[k, f][y] * ratio[t][y] for k, f, t in experts) for y in range(count)]
+        joint = [sum(w[k, f, t] * prior[k, f][y] * ratio[t][y] for k, f, t in experts) for y in range(count)]
         total = sum(joint)
         answer = [value / total for value in joint]
-        belief = {e: 0.999 * belief[e] * evidence[e] / total + 0.001 * first[e] for e in experts}
+        belief[key] = {e: 0.999 * w[e] * evidence[e] / total + 0.001 * first[e] for e in experts}
         said = [value / sum(ratio[1.0]) for value in ratio[1.0]]
         for k in SCALES:
-            recent[k] = [m + (a - m) / k for m, a in zip(recent[k], answer, strict=True)]
-        recent[NULL] = [m + (a - m) / NULL for m, a in zip(recent[NULL], said, strict=True)]
-        mean = {t: [m + (a - m) / 500 for m, a in zip(mean[t], p[t], strict=True)] for t in TEMPERATURES}
+            past[k] = [m + (a - m) / k for m, a in zip(past[k], answer, strict=True)]
+        past[NULL] = [m + (a - m) / min(NULL, seen[key] + 10) for m, a in zip(past[NULL], said, strict=True)]
+        mean = {t: [m + (a - m) / min(500, number + 50) for m, a in zip(mean[t], p[t], strict=True)] for t in TEMPERATURES}
+        seen[key] += 1
         answers.append(answer)
     return answers

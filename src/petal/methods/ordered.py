@@ -84,7 +84,7 @@ class Ordered(Wrapper):
 
     def check_own_state(self, state: Mapping[str, Tensor]) -> list[str]:
         """What is wrong with a state of the prior."""
-        return self.prior.problems(state)
+        return self.prior.problems(state, self.prefix)
 
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a checked state."""

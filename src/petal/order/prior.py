@@ -3,13 +3,15 @@
 import json
 from collections import OrderedDict
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from petal.errors import ConfigError, InputError
-from petal.order.follow import Array, Experts, Track, follow
+from petal.order.follow import Array, Bias, Experts, Track, follow, likelihoods
 from petal.order.keys import Key, Keys, rows_by_key
 
 SMALLEST = 1e-6                             # share of the uniform distribution in every prediction, so that none is zero
@@ -26,7 +28,8 @@ class TemporalPrior:
     order (see `Experts`). Logits that are not finite come back as they are and are not learned from.
 
     Order means order within one source of images. `stream` names it, one key for the batch or one for each image; each has
-    its own state, up to `streams` of them: the one not heard of for longest is forgotten.
+    its own past, up to `streams` of them: the one not heard of for longest is forgotten. How the network is biased is
+    learned from all of them.
 
     With `look_back`, the answers of a batch also take the images after them into account, as far as the batch goes. What is
     learned is the same.
@@ -47,10 +50,11 @@ class TemporalPrior:
     def reset(self) -> None:
         """Forget everything."""
         self._tracks: OrderedDict[Key, Track] = OrderedDict()       # those heard of last come last
+        self._bias: Bias | None = None
 
     def __call__(self, logits: Tensor, stream: Keys = None) -> Tensor:
         """Corrected predictions [N, C] as logits, and learn from them."""
-        answers, tracks = self._followed(logits, stream)
+        answers, self._bias, tracks = self._followed(logits, stream)
         for key, track in tracks.items():
             self._tracks[key] = track
             self._tracks.move_to_end(key)
@@ -66,53 +70,64 @@ class TemporalPrior:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of all that changes, as a flat dict of tensors."""
-        keys = np.frombuffer(json.dumps(list(self._tracks)).encode(), np.uint8)
-        state = {"keys": torch.from_numpy(keys.copy())}
-        if self._tracks:
-            stacked = [np.stack(arrays) for arrays in zip(*self._tracks.values(), strict=True)]
-            state |= {name: torch.from_numpy(array) for name, array in zip(Track._fields, stacked, strict=True)}
-        return state
+        state: dict[str, NDArray[Any]] = {"keys": np.frombuffer(json.dumps(list(self._tracks)).encode(), np.uint8)}
+        if self._bias is not None:
+            recent, belief, seen = (np.stack(arrays) for arrays in zip(*self._tracks.values(), strict=True))
+            state |= {"mean": self._bias.mean, "images": np.array([self._bias.seen])}
+            state |= {"recent": recent, "belief": belief, "seen": seen}
+        return {name: torch.from_numpy(array.copy()) for name, array in state.items()}
 
-    def problems(self, state: Mapping[str, Tensor]) -> list[str]:
-        """What is wrong with a state, if anything is."""
+    def problems(self, state: Mapping[str, Tensor], prefix: str = "") -> list[str]:
+        """What is wrong with a state whose names begin with a prefix, if anything is."""
         try:
             keys = _decoded(state["keys"])
         except (LookupError, ValueError, TypeError):
-            return ["'keys' is missing or no list of names"]
-        names = {"keys", *Track._fields} if keys else {"keys"}
-        found = [f"missing {name!r}" for name in sorted(names - state.keys())]
-        found += [f"unexpected {name!r}" for name in sorted(state.keys() - names)]
-        if keys and not found:
-            expected = self.experts.start(state["recent"].shape[-1])
-            for name, array in zip(Track._fields, expected, strict=True):
-                shape = [len(keys), *array.shape]
-                if list(state[name].shape) != shape:
-                    found.append(f"{name!r} is {list(state[name].shape)} instead of {shape}")
+            return [f"missing '{prefix}keys', a list of names as bytes"]
+        shapes: dict[str, tuple[int, ...]] = {"keys": tuple(state["keys"].shape)}
+        if keys:
+            classes = state["mean"].shape[-1] if "mean" in state else 1
+            bias, track = self.experts.unbiased(classes), self.experts.start(classes)
+            shapes |= {"mean": bias.mean.shape, "images": (1,), "seen": (len(keys),)}
+            shapes |= {"recent": (len(keys), *track.recent.shape), "belief": (len(keys), *track.belief.shape)}
+        found = [f"missing '{prefix}{name}'" for name in sorted(shapes.keys() - state.keys())]
+        found += [f"unexpected '{prefix}{name}'" for name in sorted(state.keys() - shapes.keys())]
+        found += [
+            f"'{prefix}{name}' is {list(state[name].shape)} instead of {list(shape)}"
+            for name, shape in shapes.items()
+            if name in state and state[name].shape != shape
+        ]
         if len(keys) > self.streams:
-            found.append(f"'keys' names {len(keys)} sources of images instead of up to {self.streams}")
+            found.append(f"'{prefix}keys' names {len(keys)} sources of images instead of up to {self.streams}")
         return found
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a state exactly; one that does not fit is refused and changes nothing."""
         if problems := self.problems(state):
             raise ConfigError(f"this state does not fit {type(self).__name__}: {'; '.join(problems)}")
-        arrays = [state[name].cpu().double().numpy().copy() for name in Track._fields if name in state]
-        keys = _decoded(state["keys"])
-        self._tracks = OrderedDict((key, Track(*(array[i] for array in arrays))) for i, key in enumerate(keys))
+        arrays = {name: value.cpu().numpy().copy() for name, value in state.items()}
+        self.reset()
+        for number, key in enumerate(_decoded(state["keys"])):
+            self._bias = Bias(arrays["mean"], int(arrays["images"][0]))
+            self._tracks[key] = Track(arrays["recent"][number], arrays["belief"][number], int(arrays["seen"][number]))
 
     # The parts
 
-    def _followed(self, logits: Tensor, stream: Keys) -> tuple[Tensor, dict[Key, Track]]:
-        """Answers to a batch, and what is then known of the sources that it came from."""
+    def _followed(self, logits: Tensor, stream: Keys) -> tuple[Tensor, Bias, dict[Key, Track]]:
+        """Answers to a batch, and what is then known of the network and of the sources that the batch came from."""
         if logits.dim() != 2 or not len(logits):
             raise InputError(f"the prior takes logits [N, classes] of at least one image, got {list(logits.shape)}")
         given = logits.detach().cpu().double()                      # the one wait for the device
-        probabilities, finite = self._probabilities(given), given.isfinite().all(1).numpy()
+        classes, finite = given.shape[1], given.isfinite().all(1).numpy()
+        bias = self._bias or self.experts.unbiased(classes)
+        if bias.mean.shape[1] != classes:
+            raise InputError(f"the logits are of {classes} classes and those before of {bias.mean.shape[1]}")
+        likely = np.ones((len(given), *bias.mean.shape))
+        likely[finite], bias = likelihoods(self.experts, bias, self._probabilities(given)[finite])
         answers, tracks = given.numpy().copy(), {}
         for key, rows in rows_by_key(stream, len(given)).items():
-            track, rows = self._track(key, given.shape[1]), rows[finite[rows]]
-            answers[rows], tracks[key] = self._answered(track, probabilities[rows])
-        return torch.from_numpy(answers).to(logits), tracks
+            track, rows = self._tracks.get(key) or self.experts.start(classes), rows[finite[rows]]
+            answers[rows], tracks[key] = self._answered(track, likely[rows])
+        return torch.from_numpy(answers).to(logits), bias, tracks
 
     def _probabilities(self, logits: Tensor) -> Array:
         """[N, T, C], at each temperature; none is zero."""
@@ -121,19 +136,12 @@ class TemporalPrior:
         array: Array = probabilities.mul_(1 - SMALLEST).add_(SMALLEST / logits.shape[1]).numpy()
         return array
 
-    def _track(self, key: Key, classes: int) -> Track:
-        track = self._tracks.get(key) or self.experts.start(classes)
-        if track.recent.shape[1] != classes:
-            raise InputError(f"the logits are of {classes} classes and those before of {track.recent.shape[1]}")
-        return track
-
-    def _answered(self, track: Track, probabilities: Array) -> tuple[Array, Track]:
+    def _answered(self, track: Track, likely: Array) -> tuple[Array, Track]:
         """Logarithms of the answers of one source, and what is then known of it."""
-        answers, _, after = follow(self.experts, track, probabilities)
-        if self.look_back:
-            start = self.experts.start(probabilities.shape[2])
-            _, backward, _ = follow(self.experts, start._replace(mean=after.mean, belief=after.belief), probabilities[::-1])
-            answers = answers * backward[::-1]
+        answers, _, after = follow(self.experts, track, likely)
+        if self.look_back:                  # as if the images came in the other order, by what is believed at the end
+            start = self.experts.start(likely.shape[2])._replace(belief=after.belief)
+            answers = answers * follow(self.experts, start, likely[::-1])[1][::-1]
             answers /= answers.sum(1, keepdims=True)
         return np.log(answers), after
 
