@@ -198,7 +198,7 @@ class SmallBatch(Wrapper):
     def _looked(self, x: Tensor, stream: Keys) -> Tensor:
         """The method's answer by estimates that the batch has moved; those moved last are in `moved`."""
         *first, last = x.split(LIMIT)
-        twice = partial(self._twice, 1.0 if self.prior is None else self.prior.unordered(stream))
+        twice = partial(self._twice, 1.0 if self.prior is None else self.prior.unordered(len(x), stream))
         answers = []
         for part in first:
             answers.append(self._run(twice, part))

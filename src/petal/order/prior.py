@@ -66,6 +66,11 @@ class TemporalPrior:
         """What a call would return next, with nothing changed."""
         return self._followed(logits, stream)[0]
 
+    def unordered(self, count: int, stream: Keys = None) -> float:
+        """How much it believes that the order says nothing, from 0 to 1, before the next images; of several sources the least."""
+        tracks = [self._tracks.get(key) for key in rows_by_key(stream, count)]
+        return min(float((self.experts.prior() if track is None else track.belief)[:, -2:].sum()) for track in tracks)
+
     # The state
 
     def state_dict(self) -> dict[str, Tensor]:
