@@ -48,6 +48,7 @@ WRAPPED: dict[str, Callable[..., petal.Adapter]] = {  # what goes around a metho
     "flagship": _flagship,
     "guard(tent)": lambda model, **options: petal.Guard(petal.Tent(model, **options), every=5, window=60),
     "small(tent)": lambda model, **options: petal.SmallBatch(petal.Tent(model, **options), memory=12, every=12),
+    "small(flagship)": lambda model, **options: petal.SmallBatch(_flagship(model, **options), memory=12, every=12),
     "guard(small(petal))": lambda model, **options: petal.Guard(
         petal.SmallBatch(_petal(model, **options), memory=16, every=12), every=5, window=60
     ),

@@ -224,14 +224,15 @@ class SmallBatch(Wrapper):
         """Let the estimates follow the memory, in all classes."""
         assert self._samples is not None
         assert self._facts is not None
-        labels = self._facts[:LIMIT, 0].long()
+        recent = self._facts[:, 2].argsort()[-LIMIT:]           # in order of arrival
+        labels = self._facts[recent, 0].long()
 
         def look(x: Tensor) -> Tensor:
             self._following.expect(labels, 0.0, PULL)
             return torch.stack([self.method.logits(network, x) for network in self._copies.values()])
 
         if self._layers:
-            self._run(look, self._samples[:LIMIT])
+            self._run(look, self._samples[recent])
             self._follow()
 
     def _remember(self, x: Tensor, logits: Tensor) -> None:

@@ -19,38 +19,45 @@ class Following(nn.Module):
     Tensors on the device, and never others in their place, so that recorded graphs of the networks read them.
     """
 
-    labels: Tensor
     used: Tensor
     keep: Tensor
+    weights: Tensor
+    rates: Tensor
     pull: Tensor
     shuffled: Tensor
 
     def __init__(self, window: float, like: Tensor) -> None:
         super().__init__()
-        self.window = window
-        self.register_buffer("labels", torch.full((LIMIT,), -1, device=like.device), persistent=False)
-        self.register_buffer("used", like.new_zeros(GROUPS), persistent=False)          # weights of the groups
-        self.register_buffer("keep", like.new_zeros(GROUPS + 1), persistent=False)      # log of what one image leaves
-        self.register_buffer("pull", like.new_zeros(()), persistent=False)
-        self.register_buffer("shuffled", like.new_zeros(()), persistent=False)
+        self.window, self.classes = window, 0
+        shapes = {"used": (GROUPS,), "keep": (), "weights": (LIMIT, GROUPS + 1), "rates": (GROUPS + 1,), "pull": (), "shuffled": ()}
+        for name, shape in shapes.items():
+            self.register_buffer(name, torch.zeros(shape, device=like.device, dtype=like.dtype), persistent=False)
         self.begin(0)
 
     def begin(self, classes: int) -> None:
         """Say how many classes there are; 0 where that is not known."""
         self.classes, groups = classes, min(classes, GROUPS) or GROUPS
-        self.used.zero_()[:groups].fill_(1 / groups)
-        self.keep.fill_(math.log1p(-min(groups / self.window, 0.999)))[-1].fill_(math.log1p(-min(1 / self.window, 0.999)))
+        self.used.zero_()[:groups].fill_(1 / groups)                            # how much each average counts
+        self.keep.fill_(math.log1p(-min(groups / self.window, 0.999)))          # log of what one image leaves of its class
 
     def expect(self, labels: Tensor | None, shuffled: float, pull: float = 0.0) -> None:
         """The next images have these labels, -1 where that is not known. Classes are drawn together by the share `pull`.
 
-        `shuffled` is how sure it is that labels come in no order: so much counts the average over all images.
+        `shuffled` is how sure it is that labels come in no order: so much counts the average over all images. Those of the
+        classes move as if the images came one after the other.
         """
-        self.labels.fill_(-1)
-        if labels is not None:
-            self.labels[: len(labels)] = torch.where(labels < 0, -1, labels % GROUPS)
+        self.weights.zero_()
+        self.rates.zero_()
         self.shuffled.fill_(shuffled)
         self.pull.fill_(pull)
+        if labels is not None:
+            known = (labels >= 0)[:, None]
+            members = (labels[:, None] % GROUPS == torch.arange(GROUPS, device=labels.device)) & known
+            count = members.cumsum(0)
+            later = (count[-1] - count).to(self.keep.dtype)
+            self.weights[: len(labels)] = torch.cat([members * torch.exp(later * self.keep), known], 1)
+            every = math.log1p(-min(1 / self.window, 0.999)) * known.sum(0)
+            self.rates.copy_(-torch.expm1(torch.cat([count[-1] * self.keep, every])))
 
 
 class RecentNorm(nn.Module):
@@ -112,16 +119,15 @@ class RecentNorm(nn.Module):
 
     def after(self, seen: Tensor, good: Tensor) -> Tensor:
         """The averages after these images."""
-        labels = self.following.labels[: seen.shape[1], None]
-        known = (labels >= 0) & good[:, None]
-        groups = torch.arange(GROUPS, device=seen.device)
-        members = torch.cat([(labels == groups) & known, known], 1).to(seen.dtype)                  # [n, groups and all]
-        count = members.sum(0)
-        means = members.T @ seen / count.clamp(min=1)[:, None]                                      # [2, groups and all, C]
-        there = (count[:-1] > 0).to(seen.dtype)
-        common = (means[:, :-1] * there[:, None]).sum(1, keepdim=True) / there.sum().clamp(min=1)
-        recent = self.recent.lerp(common, self.following.pull * there.amax())
-        return recent.lerp(means, -torch.expm1(count * self.following.keep)[:, None])
+        following = self.following
+        weights = following.weights[: seen.shape[1]] * good[:, None]                                # [n, groups and all]
+        total = weights.sum(0)
+        there = (total > 0).to(seen.dtype)
+        means = weights.T @ seen / (total + 1 - there)[:, None]                                     # [2, groups and all, C]
+        classes = there[:-1, None]
+        common = (means[:, :-1] * classes).sum(1, keepdim=True) / classes.sum().clamp(min=1)
+        recent = self.recent.lerp(common, following.pull * classes.amax())
+        return recent.lerp(means, (following.rates * there)[:, None])
 
 
 def with_recent_norm(network: nn.Module, following: Following, **options: float) -> tuple[nn.Module, list[RecentNorm]]:
