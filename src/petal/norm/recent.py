@@ -29,8 +29,8 @@ class Following(nn.Module):
     def __init__(self, window: float, like: Tensor) -> None:
         super().__init__()
         self.window, self.classes = window, 0
-        shapes = {"used": (GROUPS,), "keep": (), "weights": (LIMIT, GROUPS + 1), "rates": (GROUPS + 1,), "pull": (), "shuffled": ()}
-        for name, shape in shapes.items():
+        shapes = {"used": (GROUPS,), "keep": (), "weights": (LIMIT, GROUPS + 1), "rates": (GROUPS + 1,)}
+        for name, shape in (shapes | {"pull": (), "shuffled": ()}).items():
             self.register_buffer(name, torch.zeros(shape, device=like.device, dtype=like.dtype), persistent=False)
         self.begin(0)
 
