@@ -75,14 +75,13 @@ class SmallBatch(Wrapper):
         check_number("certainty", certainty, low=0)
         self.memory, self.every, self.age, self.certainty = memory, every, age, certainty
         self.prior = None if shuffled else TemporalPrior()
-        like = next(adapter.model.parameters()).detach()
-        self._following = Following(window, like)
         self._copies: dict[str, nn.Module] = {}                 # of the networks that answer, on the same parameters
         self._norms: dict[str, list[RecentNorm]] = {}
         with torch.inference_mode(False):
+            self._shared = Following(window, next(adapter.model.parameters()).detach())
             for name in adapter.answered_by:
                 network = getattr(adapter, name)
-                self._copies[name], self._norms[name] = with_recent_norm(network, self._following, source=source, own=own)
+                self._copies[name], self._norms[name] = with_recent_norm(network, self._shared, source=source, own=own)
         self.reset_own()
 
     def reset_own(self) -> None:
@@ -90,10 +89,10 @@ class SmallBatch(Wrapper):
         self._samples: Tensor | None = None         # [up to memory, ...]
         self._facts: Tensor | None = None           # [up to memory, 3]: label, entropy, number in the stream
         self._seen, self._waiting = 0, 0            # images so far, and since the method last learned
-        self._following.begin(0)
         if self.prior is not None:
             self.prior.reset()
         with torch.inference_mode(False), torch.no_grad():
+            self._shared.begin(0)
             for layer in self._layers:
                 layer.recent.copy_(layer.start[:, None])
 
@@ -135,7 +134,7 @@ class SmallBatch(Wrapper):
             network, around = self.adapter.model, self._samples
             if around is None:
                 network = next(iter(self._copies.values()))
-                self._following.expect(None, 0.0)
+                self._shared.expect(None, 0.0)
                 return logits_of(lambda x: functional_call(network, dict(parameters), (x,)), x)
             both = torch.cat([x, around[:REFERENCE]])
             return logits_of(lambda x: functional_call(network, dict(parameters), (x,)), both)[: len(x)]
@@ -162,7 +161,7 @@ class SmallBatch(Wrapper):
 
     def _before(self, all_of_it: bool) -> dict[str, Tensor]:
         """What `_put_back` takes; whatever fails before estimates and memory move needs little of it."""
-        return self.own_state() if all_of_it or not self._following.classes else {}
+        return self.own_state() if all_of_it or not self._shared.classes else {}
 
     def _put_back(self, before: Mapping[str, Tensor]) -> None:
         if before:
@@ -197,7 +196,7 @@ class SmallBatch(Wrapper):
 
     def _looked(self, x: Tensor, stream: Keys) -> Tensor:
         """The method's answer by estimates that the batch has moved; those moved last are in `moved`."""
-        *first, last = x.split(LIMIT)
+        *first, last = x.split(LIMIT)  # type: ignore[no-untyped-call]
         twice = partial(self._twice, 1.0 if self.prior is None else self.prior.unordered(len(x), stream))
         answers = []
         for part in first:
@@ -208,11 +207,11 @@ class SmallBatch(Wrapper):
     def _twice(self, shuffled: float, x: Tensor) -> Tensor:
         method = self.method
         with method.exchanged({getattr(method, name): network for name, network in self._copies.items()}):
-            self._following.expect(None, shuffled)
+            self._shared.expect(None, shuffled)
             first = method.logits(getattr(method, method.answered_by[0]), x)
-            if not self._following.classes:
-                self._following.begin(first.shape[1])
-            self._following.expect(first.argmax(1).where(first.isfinite().all(1), -1), shuffled)
+            if not self._shared.classes:
+                self._shared.begin(first.shape[1])
+            self._shared.expect(first.argmax(1).where(first.isfinite().all(1), -1), shuffled)
             return method.plain_prediction(x)
 
     def _follow(self) -> None:
@@ -228,7 +227,7 @@ class SmallBatch(Wrapper):
         labels = self._facts[recent, 0].long()
 
         def look(x: Tensor) -> Tensor:
-            self._following.expect(labels, 0.0, PULL)
+            self._shared.expect(labels, 0.0, PULL)
             return torch.stack([self.method.logits(network, x) for network in self._copies.values()])
 
         if self._layers:
@@ -273,7 +272,7 @@ class SmallBatch(Wrapper):
             for name, layers in self._norms.items()
             for number, layer in enumerate(layers)
         }
-        state["counters"] = torch.tensor([self._seen, self._waiting, self._following.classes])
+        state["counters"] = torch.tensor([self._seen, self._waiting, self._shared.classes])
         if self._samples is not None and self._facts is not None:
             state |= {"samples": self._samples.clone(), "facts": self._facts.clone()}
         if self.prior is not None:
@@ -307,8 +306,8 @@ class SmallBatch(Wrapper):
             for name, layers in self._norms.items():
                 for number, layer in enumerate(layers):
                     layer.recent.copy_(state[f"norm.{name}.{number}"])
-        self._seen, self._waiting, classes = map(int, state["counters"].tolist())
-        self._following.begin(classes)
+            self._seen, self._waiting, classes = map(int, state["counters"].tolist())
+            self._shared.begin(classes)
         self._samples = state["samples"].to(self.device, self.dtype, copy=True) if "samples" in state else None
         self._facts = state["facts"].to(self.device, copy=True) if "facts" in state else None
         if self.prior is not None:

@@ -67,11 +67,12 @@ class TemporalPrior:
         return self._followed(logits, stream)[0]
 
     def unordered(self, count: int, stream: Keys = None) -> float:
-        """How sure it has become that the order says nothing, from 0 to 1; of the sources of the next images the least."""
-        start = float(self.experts.prior()[:, -2:].sum())
+        """How much it believes that the order says nothing, from 0 to 1; of the sources of the next images the least.
+
+        Of a source that nothing is known of it believes nothing.
+        """
         tracks = [self._tracks.get(key) for key in rows_by_key(stream, count)]
-        belief = min(start if track is None else float(track.belief[:, -2:].sum()) for track in tracks)
-        return max(0.0, (belief - start) / (1 - start))
+        return min(0.0 if track is None else float(track.belief[:, -2:].sum()) for track in tracks)
 
     # The state
 
