@@ -78,7 +78,7 @@ class SmallBatch(Wrapper):
         self._copies: dict[str, nn.Module] = {}                 # of the networks that answer, on the same parameters
         self._norms: dict[str, list[RecentNorm]] = {}
         with torch.inference_mode(False):
-            self._shared = Following(window, next(adapter.model.parameters()).detach())
+            self._shared = Following(window, next(adapter.model.parameters()).detach()).eval()
             for name in adapter.answered_by:
                 network = getattr(adapter, name)
                 self._copies[name], self._norms[name] = with_recent_norm(network, self._shared, source=source, own=own)
@@ -161,7 +161,7 @@ class SmallBatch(Wrapper):
 
     def _before(self, all_of_it: bool) -> dict[str, Tensor]:
         """What `_put_back` takes; whatever fails before estimates and memory move needs little of it."""
-        return self.own_state() if all_of_it or not self._shared.classes else {}
+        return self.own_state() if all_of_it or (self._layers and not self._shared.classes) else {}
 
     def _put_back(self, before: Mapping[str, Tensor]) -> None:
         if before:
@@ -206,6 +206,8 @@ class SmallBatch(Wrapper):
 
     def _twice(self, shuffled: float, x: Tensor) -> Tensor:
         method = self.method
+        if not self._layers:                        # nothing to look twice for
+            return method.plain_prediction(x)
         with method.exchanged({getattr(method, name): network for name, network in self._copies.items()}):
             self._shared.expect(None, shuffled)
             first = method.logits(getattr(method, method.answered_by[0]), x)
