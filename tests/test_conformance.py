@@ -18,6 +18,7 @@ FACTORIES = {name: Factory(method) for name, method in petal.METHODS.items()} | 
     "eta+reservoir": Factory(petal.ETA, [petal.Reservoir]),
     "tent+order": Factory(petal.Tent, [petal.Ordered]),
     "tent+small": Factory(petal.Tent, [petal.SmallBatch]),
+    "flagship+small": Factory(petal.Petal, [petal.SmallBatch], **(flagship() | {"warmup": 3})),
     "petal+small+guard": Factory(petal.Petal, [petal.SmallBatch, petal.Guard]),
 }
 CHECKS = [pytest.param(check, id=f"{name}: {check}") for name in FACTORIES for check in check_method(FACTORIES[name])]

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -6,7 +8,7 @@ from torch import Tensor, nn
 import petal
 from networks import images, network
 from petal import ConfigError, InputError, SmallBatch
-from petal.norm import RecentNorm, batch_norms, with_recent_norm
+from petal.norm import Following, batch_norms, with_recent_norm
 
 
 class Recording(petal.Source):
@@ -41,56 +43,103 @@ def labelled(labels: list[int], sure: float = 1.0) -> Tensor:
     return x
 
 
+def norms_of(model: nn.Module, window: float = 100, source: float = 0.0, own: float = 0.0) -> tuple[Any, Any, Any]:
+    following = Following(window, next(iter([*model.parameters(), torch.zeros(1)])).detach())
+    return following, *with_recent_norm(model, following, source=source, own=own)
+
+
 def test_without_anything_seen_it_is_the_source() -> None:
     model = network()
-    same, layers = with_recent_norm(petal.CoTTA(model, views=0).teacher, window=50, source=0.3, own=0)
+    _, same, layers = norms_of(petal.CoTTA(model, views=0).teacher)
     assert len(layers) == 2
     assert torch.allclose(same(images()), model(images()), atol=1e-5)
-    adapter = SmallBatch(petal.Tent(model), own=0.0)
-    assert torch.allclose(adapter(images(1)), model(images(1)), atol=1e-5)  # one image moves next to nothing before itself
 
 
-def test_estimates_against_numpy() -> None:
+def one_layer() -> nn.BatchNorm2d:
     layer = nn.BatchNorm2d(3).eval()
     layer.running_mean, layer.running_var = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([1.0, 2.0, 0.5])
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([2.0, 1.0, 0.5]))
         layer.bias.copy_(torch.tensor([0.0, 1.0, -1.0]))
-    norm = RecentNorm(layer, window=20, source=0.25, own=0.125)
-    x, labels = torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 0, 0, 0, 2, 3])
-    norm(x)
-    norm.learn(labels, 4)
+    return layer
+
+
+def normal(count: int, seed: int = 0) -> Tensor:
+    return torch.randn(count, 3, 4, 4, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("shuffled", [0.0, 0.3, 1.0])
+def test_estimates_against_numpy(shuffled: float) -> None:
+    """Averages of classes and of all images move by what a batch says, and it is normalised by them and by each image."""
+    layer = one_layer()
+    following, norm, _ = norms_of(nn.Sequential(layer), window=20, source=0.25, own=0.125)
+    following.begin(4)
+    x, labels = normal(7), torch.tensor([0, 0, 0, 0, 2, 3, -1])
+    following.expect(labels, shuffled)
     data = x.numpy().astype(np.float64)
     own = np.stack([data.mean((2, 3)), (data**2).mean((2, 3))])                     # [2, n, C]
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
     start = np.stack([layer.running_mean.numpy(), layer.running_var.numpy() + layer.running_mean.numpy() ** 2])
     recent = np.repeat(start[:, None], 4, 1).astype(np.float64)
-    rate = {k: 1 - (1 - 4 / 20) ** int((labels == k).sum()) for k in range(4)}
-    means = {k: own[:, (labels == k).numpy()].mean(1) for k in (0, 2, 3)}
-    for k, mean in means.items():
-        recent[:, k] += rate[k] * (mean - recent[:, k])
-    assert np.allclose(norm.recent.numpy(), recent, atol=1e-5)
-    estimate = 0.75 * recent.mean(1) + 0.25 * start
-    mean, square = 0.875 * estimate[:, None] + 0.125 * own
+    for k in (0, 2, 3):
+        for one in own[:, (labels == k).numpy()].swapaxes(0, 1):                    # one after the other
+            recent[:, k] += 4 / 20 * (one - recent[:, k])
+    every = start + (1 - (1 - 1 / 20) ** 6) * (own[:, :6].mean(1) - start)          # the last one is not known
+    estimate = (1 - shuffled) * (0.75 * recent.mean(1) + 0.25 * start) + shuffled * every
+    share = 0.125 * (1 - shuffled)
+    mean, square = (1 - share) * estimate[:, None] + share * own
     expected = (data - mean[..., None, None]) / np.sqrt((square - mean**2)[..., None, None] + layer.eps)
     expected = expected * np.array([2.0, 1.0, 0.5])[:, None, None] + np.array([0.0, 1.0, -1.0])[:, None, None]
-    assert np.allclose(norm(x).detach().numpy(), expected, atol=1e-4)
+    with torch.no_grad():
+        assert np.allclose(norm(x).numpy(), expected, atol=1e-4)
+    assert np.allclose(norm[0].moved[:, :4].numpy(), recent, atol=1e-5)
+    assert np.allclose(norm[0].recent.numpy(), start[:, None], atol=1e-6)           # until the batch is accepted
 
 
 def test_a_class_counts_the_same_however_often_it_comes() -> None:
-    """Nine in ten samples are of class 0: the estimate is still that of classes in equal shares."""
-    layer = nn.BatchNorm1d(1).eval()
-    norm = RecentNorm(layer, window=10, source=0.0, own=0.0)
+    """Nine in ten images are of class 0: the estimate is still that of classes in equal shares."""
+    following, norm, (layer,) = norms_of(nn.Sequential(nn.BatchNorm1d(1).eval()), window=10)
+    following.begin(2)
     generator = torch.Generator().manual_seed(0)
     for _ in range(100):
         labels = (torch.rand(10, generator=generator) > 0.9).long()
-        norm(labels[:, None] * 4.0 + 0.1 * torch.randn(10, 1, generator=generator))
-        norm.learn(labels, 2)
-    assert norm.recent[0].mean().item() == pytest.approx(2.0, abs=0.1)
+        following.expect(labels, 0.0)
+        with torch.no_grad():
+            norm(labels[:, None] * 4.0 + 0.1 * torch.randn(10, 1, generator=generator))
+        layer.recent.copy_(layer.moved)
+    assert layer.estimate(layer.recent)[0].item() == pytest.approx(2.0, abs=0.1)
+
+
+@pytest.mark.parametrize("value", [1e4, 1e20, float("inf"), float("nan")])
+def test_one_image_moves_the_estimates_little_whatever_its_numbers(value: float) -> None:
+    following, norm, (layer,) = norms_of(nn.Sequential(one_layer()), window=100)
+    following.begin(10)
+    x = normal(10)
+    x[3] = value
+    following.expect(torch.arange(10), 0.5)
+    with torch.no_grad():
+        answer = norm(x)
+    before, after = layer.estimate(layer.recent), layer.estimate(layer.moved)
+    deviation = (before[1] - before[0].square()).sqrt()
+    assert ((after[0] - before[0]).abs() < 0.2 * deviation).all()
+    assert answer[:3].isfinite().all()
+    assert answer[4:].isfinite().all()
+
+
+def test_more_classes_than_averages_share_them() -> None:
+    following, norm, (layer,) = norms_of(nn.Sequential(one_layer()))
+    following.begin(100)
+    following.expect(torch.tensor([3, 19, 35]), 0.0)
+    with torch.no_grad():
+        norm(normal(3))
+    moved = (layer.moved != layer.recent).any(2).any(0)
+    assert moved.nonzero().flatten().tolist() == [3, 16]                            # 3 modulo 16, and that of all images
 
 
 def test_the_memory_is_balanced_and_the_method_learns_from_whole_batches() -> None:
     inner = Recording(Labelled())
-    adapter = SmallBatch(inner, memory=8, every=4)
+    adapter = SmallBatch(inner, memory=8, every=4, shuffled=True)
     for label in [0] * 30 + [1] * 3 + [2] * 2:
         adapter(labelled([label]))
     assert {len(b) for b in inner.batches} == {8}
@@ -102,7 +151,7 @@ def test_the_memory_is_balanced_and_the_method_learns_from_whole_batches() -> No
 
 def test_recent_and_certain_samples_stay_and_old_ones_go() -> None:
     inner = Recording(Labelled())
-    adapter = SmallBatch(inner, memory=4, every=1, age=10)
+    adapter = SmallBatch(inner, memory=4, every=1, age=10, shuffled=True, certainty=1.0)
     adapter(labelled([0] * 4, sure=0.05))
     adapter(labelled([0] * 4, sure=1.0))
     assert inner.batches[-1][:, 0, 0, 1].tolist() == [1.0] * 4
@@ -113,11 +162,11 @@ def test_recent_and_certain_samples_stay_and_old_ones_go() -> None:
     assert inner.batches[-1][:, 0, 0, 0].tolist() == [0.0] * 4  # the only one of class 1 was too old
 
 
-@pytest.mark.parametrize(("option", "value"), [("window", 5.0), ("source", 0.9), ("own", 0.9),
-                                               ("memory", 8), ("every", 40), ("age", 5)])  # fmt: skip
+@pytest.mark.parametrize(("option", "value"), [("window", 5.0), ("source", 0.9), ("own", 0.9), ("memory", 8), ("every", 40),
+                                               ("age", 5), ("shuffled", True), ("certainty", 5.0)])  # fmt: skip
 def test_every_argument_changes_something(option: str, value: float) -> None:
     def last(**options: float) -> Tensor:
-        adapter = SmallBatch(petal.Tent(network(), lr=0.1), **({"memory": 16, "every": 8} | options))  # type: ignore[arg-type]
+        adapter = SmallBatch(petal.Tent(network(), lr=0.1), **({"memory": 16, "every": 8, "age": 40} | options))  # type: ignore[arg-type]
         for seed in range(12):
             adapter(images(6, seed=seed))
         return adapter.predict(images(seed=50))
@@ -159,7 +208,7 @@ def test_correlated_labels_do_not_break_it() -> None:
 
 def test_it_predicts_with_the_teacher() -> None:
     cotta = petal.CoTTA(network(), views=0)
-    adapter = SmallBatch(cotta)
+    adapter = SmallBatch(cotta, shuffled=True)
     before = adapter.predict(images(1))
     with torch.no_grad():
         cotta.teacher.fc.bias.add_(torch.tensor([5.0, 0, 0, 0, 0]))

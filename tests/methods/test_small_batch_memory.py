@@ -10,7 +10,6 @@ from torch import Tensor, nn
 import petal
 from networks import CLASSES, images, network
 from petal import SmallBatch
-from petal.methods.small_batch import diversity
 
 
 class Told(nn.Module):
@@ -65,7 +64,7 @@ def test_uncertainty_counts_as_a_share_of_the_largest_there_is(classes: int) -> 
             middle = (low + high) / 2
             low, high = (middle, high) if entropy(middle, classes) > share * math.log(classes) else (low, middle)
         learner = Learner(classes)
-        adapter = SmallBatch(learner, memory=2, every=8, age=10)
+        adapter = SmallBatch(learner, memory=2, every=8, age=10, shuffled=True, certainty=1.0)
         adapter(image(0))                                           # certain, and the first
         for _ in range(6):
             adapter(image(1))
@@ -79,7 +78,7 @@ def test_uncertainty_counts_as_a_share_of_the_largest_there_is(classes: int) -> 
 def test_a_sample_is_too_old_beyond_the_age_and_not_at_it() -> None:
     """The only one of its class stays until more than `age` images have come, its own counted."""
     learner = Learner(5)
-    adapter = SmallBatch(learner, memory=2, every=1, age=4)
+    adapter = SmallBatch(learner, memory=2, every=1, age=4, shuffled=True)
     adapter(image(1))
     for _ in range(3):
         adapter(image(0))
@@ -104,41 +103,6 @@ def test_the_share_restored_is_that_of_batches_that_were_learned_from(kind: str,
     learned = [share > 0 for share in shares]
     assert learned == [True, False, False, True, False]
     assert all(abs(share - 0.5) < 0.1 for share in shares if share)
-
-
-@pytest.mark.parametrize(("present", "classes"), [(1, 4), (2, 3), (2, 5), (3, 5), (9, 10), (20, 1000)])
-def test_diversity_is_the_square_of_the_share_of_classes(present: int, classes: int) -> None:
-    logits = 200.0 * nn.functional.one_hot(torch.arange(present * 3) % present, classes)
-    assert diversity(logits).item() == pytest.approx(((present - 1) / (classes - 1)) ** 2, rel=1e-4, abs=1e-7)
-
-
-@pytest.mark.parametrize("count", [1, 2, 12])
-def test_a_batch_is_predicted_by_what_its_own_images_say_as_far_as_they_are_diverse(count: int) -> None:
-    adapter, twin = (petal.SmallBatch(petal.Tent(network())) for _ in range(2))
-    x = images(count, seed=3)
-    with torch.no_grad():
-        expected = twin._network(x)
-        before = [layer.recent.clone() for layer in twin._norms]
-        for layer in twin._norms:
-            layer.learn(expected.argmax(1), CLASSES)
-        mean = expected.softmax(1).mean(0).double()
-        share = ((torch.exp(-(mean * mean.log()).sum()) - 1) / (CLASSES - 1)).clamp(0, 1) ** 2
-        assert 0 < share < 0.9
-        for layer, old in zip(twin._norms, before, strict=True):
-            layer.recent = (1 - share.float()) * old + share.float() * layer.recent
-        expected = expected if count == 1 else twin._network(x)
-    torch.testing.assert_close(adapter.predict(x), expected, rtol=1e-4, atol=1e-4)
-
-
-def test_a_reset_empties_the_memory_and_forgets_the_estimates() -> None:
-    adapter, fresh = (petal.SmallBatch(petal.Tent(network()), memory=8, every=8) for _ in range(2))
-    before = fresh.state_dict()
-    for seed in range(3):
-        adapter(images(seed=seed))
-    adapter.reset()
-    after = adapter.state_dict()
-    assert after.keys() == before.keys()
-    assert all(torch.equal(after[key], value) for key, value in before.items())
 
 
 def test_the_memory_keeps_copies_of_a_batch_that_its_owner_uses_again() -> None:

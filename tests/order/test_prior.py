@@ -114,3 +114,14 @@ def test_mistaken_input_is_refused_by_name() -> None:
         prior(some(4)[0])
     with pytest.raises(petal.ConfigError, match="streams"):
         TemporalPrior(streams=0)
+
+
+def test_it_says_how_sure_it_is_that_there_is_no_order() -> None:
+    prior, shuffled = TemporalPrior(), some(200)[torch.randperm(200, generator=torch.Generator().manual_seed(0))]
+    assert prior.unordered(10) == 0                                 # nothing is known
+    prior(shuffled, "mixed")
+    prior(some(200), "runs")
+    assert prior.unordered(10, "mixed") > 0.9
+    assert 0 < prior.unordered(10, "runs") < 0.1
+    assert prior.unordered(2, ["mixed", "runs"]) == prior.unordered(10, "runs")
+    assert prior.unordered(2, ["mixed", "new"]) == 0

@@ -105,7 +105,7 @@ class Engine:
         """A network with its flat parameters and its copies."""
         if module not in self._members:
             with torch.inference_mode(False), torch.no_grad():
-                self._members[module] = Member(module, self.layout)
+                self._members[module] = Member(module, self.layout, self._members.values())
         return self._members[module]
 
     def flat_of(self, values: Values) -> Tensor:

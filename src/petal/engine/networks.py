@@ -1,6 +1,6 @@
 """Networks in the form in which they run fast: channels-last, convolutions and linear layers in low precision."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from copy import copy, deepcopy
 
 import torch
@@ -15,13 +15,17 @@ from petal.methods.network import Features, Recorder, logits_of
 class Member:
     """A network of an adapter: its adapted parameters in one flat tensor, and copies of its weights in low precision.
 
-    The copies are made anew when the weights have been changed since, by whomever.
+    The copies are made anew when the weights have been changed since, by whomever. A network on the parameters of another,
+    such as one with other norms, has its flat tensor, and makes copies anew each time: what changes them asks no one.
     """
 
-    def __init__(self, module: nn.Module, layout: Layout) -> None:
+    def __init__(self, module: nn.Module, layout: Layout, others: Iterable["Member"] = ()) -> None:
         self.module, self.layout = module, layout
         self.parameters = dict(module.named_parameters())
-        self.flat = layout.adopt(module) if layout.fits(self.parameters) else None
+        self.shared: Tensor | None = next((other.flat for other in others if other.flat is not None and self._on_those_of(other)), None)
+        self.flat: Tensor | None = self.shared
+        if self.flat is None and layout.fits(self.parameters):
+            self.flat = layout.adopt(module)
         self.adapted = set(layout.names) if self.flat is not None else set()
         if layout.channels_last:
             for name, parameter in self.parameters.items():
@@ -51,7 +55,7 @@ class Member:
             copies = {id(self.parameters[name]): nn.Parameter(low, requires_grad=False) for name, low in lows.items()}
             self.networks[adapted] = _copied(self.module, copies)
             self.refresh()
-        elif self.stamp != self._versions():
+        elif self.shared is not None or self.stamp != self._versions():
             self.refresh()
         return self.networks[adapted]
 
@@ -71,6 +75,10 @@ class Member:
     def forget_copies(self) -> None:
         """For another precision."""
         self.low_flat, self.low_others, self.networks = None, {}, {}
+
+    def _on_those_of(self, other: "Member") -> bool:
+        mine, theirs = self.parameters, other.parameters
+        return bool(mine) and mine.keys() == theirs.keys() and all(mine[name] is theirs[name] for name in mine)
 
     def _versions(self) -> int:
         flat = 0 if self.flat is None else self.flat._version

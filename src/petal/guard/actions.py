@@ -25,7 +25,7 @@ class Alarm:
 
 
 class Snapshots:
-    """Copies of all that adapts: the last good ones, and a candidate that is promoted if every look after it is healthy."""
+    """Copies of what a guard keeps: the last good ones, and a candidate, promoted if every look after it is healthy."""
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
@@ -39,9 +39,8 @@ class Snapshots:
         return self.adapter.weights()
 
     def copy(self) -> dict[str, Tensor]:
-        """A copy of the weights as they are now."""
-        with torch.inference_mode(False):
-            return {key: value.detach().clone() for key, value in self.weights().items()}
+        """A copy of what is kept, as it is now."""
+        return _copied(self.adapter.kept())
 
     def update(self, healthy: bool, seen: int, window: int) -> None:
         """After a look: promote the candidate and take a new one every `window` samples, as long as looks are healthy."""
@@ -54,12 +53,17 @@ class Snapshots:
 
     def pull(self, origin: Mapping[str, Tensor], share: float, fresh: bool) -> None:
         """Weight ensembling with the source, in student and teacher: θ <- (1 - share) θ + share θ_0."""
-        weights = self.copy()
+        weights = _copied(self.weights())
         for key, value in weights.items():
             start = origin.get(key.partition(".")[2])
             if start is not None:
                 value.lerp_(start, share)
         self.adapter.load_weights(weights, fresh)
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    with torch.inference_mode(False):
+        return {key: value.detach().clone() for key, value in tensors.items()}
 
 
 class CoolDown:

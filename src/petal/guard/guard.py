@@ -40,7 +40,8 @@ class Guard(Wrapper):
 
     What caused a collapse is often still there afterwards. So the cool-down doubles with every alarm that follows within
     100 cool-downs: an adapter that cannot learn here without collapsing comes to rest at its last good weights and tries
-    again ever more rarely. While learning is off, predictions go on as `predict` makes them.
+    again ever more rarely. While learning is off, predictions go on as `predict` makes them, and what follows the stream
+    besides weights (`SmallBatch`) goes on too.
 
     The sums of a batch stay on its device. Every `every` batches the guard looks: one forward of the source, norms of the
     weights, and one wait for the device. Every `window` samples the weights are kept if no signal is suspicious; a snapshot
@@ -100,7 +101,7 @@ class Guard(Wrapper):
         if self._snapshots.good is None:
             self._snapshots.good = self._snapshots.copy()
         if self.frozen:
-            logits = self.adapter.predict(x, stream)
+            logits = self.adapter.observe(x, stream)
             self.method.restored = 0.0
         else:
             logits = self.adapter(x, stream=stream)
@@ -142,9 +143,9 @@ class Guard(Wrapper):
         self._rest.thaw = 0
 
     def rollback(self) -> None:
-        """Back to the last good weights, with a fresh optimizer; random numbers and counters go on."""
+        """Back to the last good weights, and what goes around them, with a fresh optimizer; counters go on."""
         if self._snapshots.good is not None:
-            self.adapter.load_weights(self._snapshots.good)
+            self.adapter.put_back(self._snapshots.good)
             self._forget()
 
     # What happens after a batch
@@ -254,15 +255,16 @@ class Guard(Wrapper):
         """Names and shapes; windows and snapshots may not be there yet."""
         shapes = {"counters": [COUNTERS], "usual": [2], "reading": [len(Reading.__dataclass_fields__)]}
         needed, windows = ["counters", "usual", "alarms"], ["sums", "pairs"]
+        problems = []
         for name in ("good", "candidate"):
-            expected = {f"{name}.{key}": list(value.shape) for key, value in self._snapshots.weights().items()}
-            needed += expected if any(key.startswith(f"{name}.") for key in state) else ()
-            shapes |= expected
+            kept = _of(state, name)
+            problems += [p.replace("'", f"'guard.{name}.", 1) for p in self.adapter.check_kept(kept)] if kept else []
         needed += windows if any(key in state for key in windows) else ()
         if all(key in state for key in windows):
             shapes["pairs"] = [2 * len(state["sums"]) + 1]
-        problems = [f"missing 'guard.{key}'" for key in needed if key not in state]
-        problems += [f"unexpected 'guard.{key}'" for key in state if key not in {*shapes, "alarms", *windows}]
+        others = [key for key in state if not key.startswith(("good.", "candidate."))]
+        problems += [f"missing 'guard.{key}'" for key in needed if key not in state]
+        problems += [f"unexpected 'guard.{key}'" for key in others if key not in {*shapes, "alarms", *windows}]
         return problems + [
             f"'guard.{key}' is {list(state[key].shape)} instead of {shape}"
             for key, shape in shapes.items()
@@ -284,8 +286,13 @@ class Guard(Wrapper):
         if "sums" in state:
             self._sums.window = state["sums"].to(self.device, copy=True)
             self._sums.pairs = state["pairs"].to(self.device, copy=True)
-        weights = kept.weights()
+        now = self.adapter.kept()
         for name in ("good", "candidate"):
-            found = {key: state[f"{name}.{key}"] for key in weights if f"{name}.{key}" in state}
-            copies = {key: torch.empty_like(weights[key]).copy_(value) for key, value in found.items()}
+            found = _of(state, name)
+            copies = {k: v.to(now[k].device if k in now else v.device, copy=True) for k, v in found.items()}
             setattr(kept, name, copies if found or (name == "good" and self._step) else None)
+
+
+def _of(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """A snapshot in a guard's state."""
+    return {key.removeprefix(f"{name}."): value for key, value in state.items() if key.startswith(f"{name}.")}

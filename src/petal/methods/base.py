@@ -109,6 +109,14 @@ class Adapter(Portable):
     def corrected(self, logits: Tensor) -> Tensor:
         """The answer to a batch, from what `step` or `prediction` gave: the same, unless a method corrects it by a prior."""
         return logits
+    def plain_prediction(self, x: Tensor) -> Tensor:
+        """The answer to a batch without views, by the networks that `answered_by` names: what `SmallBatch` answers with."""
+        return self.logits(getattr(self, self.answered_by[0]), x)
+
+    @property
+    def answered_by(self) -> tuple[str, ...]:
+        """The names of the networks that answer; the first is the best alone. Here the teacher, where there is one."""
+        return ("teacher",) if isinstance(getattr(self, "teacher", None), nn.Module) else ("model",)
 
     # What a constructor says
 
@@ -185,6 +193,17 @@ class Adapter(Portable):
             found = Network(module) if self.executor is None else self.executor.network(module)
             self._networks[module] = found
         return found
+
+    @contextmanager
+    def exchanged(self, others: Mapping[nn.Module, nn.Module]) -> Iterator[None]:
+        """In here these networks run as others on the same parameters, such as copies with other norms."""
+        kept = self._networks
+        exchanged = {module: self.network(other) for module, other in others.items()}
+        try:
+            self._networks = exchanged
+            yield
+        finally:
+            self._networks = kept
 
     def augmented(self, x: Tensor, augment: Augment) -> Tensor:
         """One view of a batch, by random numbers of the adapter's own."""
@@ -301,6 +320,10 @@ class Adapter(Portable):
                 self.generator.set_state(state)
                 self.rewind(declared)
 
+    def observe(self, x: Tensor, stream: Keys = None) -> Tensor:
+        """Answer a batch without learning: what follows a stream besides weights goes on. Here that is nothing."""
+        return self.predict(x, stream)
+
     def reset(self) -> None:
         """Back to the state after construction: weights, optimizer, random numbers and counters."""
         self._restart()
@@ -379,6 +402,18 @@ class Adapter(Portable):
                 value.copy_(weights[key])
         if fresh and self.descent is not None:
             self.descent.optimizer = self._fresh_optimizer()
+
+    def kept(self) -> dict[str, Tensor]:
+        """What a guard keeps copies of, to put it back after a collapse."""
+        return self.weights()
+
+    def check_kept(self, kept: Mapping[str, Tensor]) -> list[str]:
+        """What is wrong with names and shapes of something kept."""
+        return misfits(self.weights(), kept)
+
+    def put_back(self, kept: Mapping[str, Tensor]) -> None:
+        """Go on from something kept, with a fresh optimizer."""
+        self.load_weights(kept)
 
     def snapshot(self) -> dict[str, Tensor | None]:
         """Copies of the declared state and statistics, for `rewind`."""

@@ -129,6 +129,16 @@ class MeanTeacher(Adapter):
         excess = torch.nan_to_num(F.confidence(answer).double().mean() - agree)
         self.log_temperature = (self.log_temperature + TEMPER * excess).clamp(0, HOTTEST)
 
+    def plain_prediction(self, x: Tensor) -> Tensor:
+        """The answer to a batch without views."""
+        return Predictions(self, x, views=False).mean(self.answer)
+
+    @property
+    def answered_by(self) -> tuple[str, ...]:
+        """The networks of `answer`, the teacher first."""
+        found = {"teacher" if name.startswith("teacher") else "model" for name in self.answer}
+        return tuple(sorted(found, reverse=True))
+
     def taught(self, x: Tensor) -> Tensor:
         """The teacher's prediction y' (Alg. 2, l. 3-5): plain where the source is sure, over K views where it is not.
 
@@ -195,9 +205,9 @@ class MeanTeacher(Adapter):
 class Predictions(dict[str, Tensor]):
     """What student and teacher say of a batch, of its mirror images ("-flip") and of one view ("-view"), once asked for."""
 
-    def __init__(self, adapter: MeanTeacher, x: Tensor) -> None:
+    def __init__(self, adapter: MeanTeacher, x: Tensor, views: bool = True) -> None:
         super().__init__()
-        self.adapter, self.x = adapter, x
+        self.adapter, self.x, self.views = adapter, x, views
 
     def __missing__(self, name: str) -> Tensor:
         adapter = self.adapter
@@ -223,7 +233,7 @@ class Predictions(dict[str, Tensor]):
 
     def _logits(self, network: str, change: str, learns: bool) -> Tensor:
         adapter, x = self.adapter, self.x
-        if network == "teacher" and not change:
+        if network == "teacher" and not change and self.views:
             return adapter.taught(x)
         if network == "samples":
             return adapter.sampled(x)

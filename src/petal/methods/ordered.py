@@ -45,6 +45,12 @@ class Ordered(Wrapper):
         logits = self.uncorrected = self.adapter.predict(x, stream)
         return logits if self.shuffled else self.prior.answers(logits, stream)
 
+    def observe(self, x: Tensor, stream: Keys = None) -> Tensor:
+        """Answer without learning, and follow the order."""
+        self._check(x, stream)
+        logits = self.uncorrected = self.adapter.observe(x, stream)
+        return logits if self.shuffled else self.prior(logits, stream)
+
     def load_weights(self, weights: Mapping[str, Tensor], fresh: bool = True) -> None:
         """Put all that adapts to these values; the prior begins anew, unless the weights were only moved a little."""
         self.adapter.load_weights(weights, fresh)
@@ -71,6 +77,10 @@ class Ordered(Wrapper):
     def own_state(self) -> dict[str, Tensor]:
         """The prior's."""
         return self.prior.state_dict()
+
+    def own_kept(self) -> dict[str, Tensor]:
+        """After a collapse it begins anew."""
+        return TemporalPrior().state_dict()
 
     def check_own_state(self, state: Mapping[str, Tensor]) -> list[str]:
         """What is wrong with a state of the prior."""

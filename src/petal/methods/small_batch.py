@@ -1,4 +1,4 @@
-"""Small batches and correlated labels: predictions that need no batch, and batches of one's own to adapt to.
+"""Any batch size and any order of labels: answers by running estimates and the order, learning from a balanced memory.
 
 A stream that brings one image at a time, or long runs of one class, breaks what methods with batch statistics live by: a
 batch that looks like the data. `SmallBatch` goes around any of them and takes both jobs of the batch away from it.
@@ -7,6 +7,7 @@ batch that looks like the data. `SmallBatch` goes around any of them and takes b
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,26 +18,32 @@ from petal.functional import entropy
 from petal.methods.base import Adapter
 from petal.methods.inputs import check_batch, check_number, check_remembered
 from petal.methods.network import logits_of
+from petal.methods.state import misfits
 from petal.methods.wrapper import Wrapper
-from petal.norm import with_recent_norm
-from petal.order import Keys
+from petal.norm import Following, RecentNorm, with_recent_norm
+from petal.norm.recent import LIMIT
+from petal.order import Keys, TemporalPrior
+
+PULL = 0.05         # share by which the memory draws the estimates of all classes together, at each look at it
+GROSS = 10.0        # times the usual size of an image's numbers, or times 1: not to be learned from
+REFERENCE = 64      # images of the memory that stand in for a batch where other weights are tried
 
 
 class SmallBatch(Wrapper):
-    """Lets a method work from batches of one image up, and with labels that come in runs.
+    """Lets a method work with batches of any size, from one image up, and with labels in any order.
 
-    Predictions are made at once, by the network that the method predicts with (the teacher, where there is one). Its batch
-    norms use running estimates that begin at the source's statistics, follow the last `window` images class by class (the
-    labels are those predicted), count every class the same, and mix in the share `source` of the source's statistics and
-    the share `own` of each image's (`petal.norm.RecentNorm`). A batch of several images is predicted twice, the second time
-    with what its own images say, which counts the more the more classes they are of: runs of one class say little of a
-    domain.
+    Answers are those of the method without its views, by batch norms with running estimates of their own for each network
+    that answers (`petal.norm.RecentNorm`). A batch is looked at twice: what the first look takes it for says which class's
+    estimate each image moves, and the second look is by the moved estimates. With `order`, the answers are then corrected
+    by what the labels before say of the next (`petal.TemporalPrior`).
 
-    Learning happens in batches of fixed size `memory`, at most one per call and one for every `every` images: those in a
-    memory in which every predicted class has the same room, the recent and certain samples stay, and those older than `age`
-    images go first. The method does with such a batch what it always does.
+    The method learns from batches of fixed size `memory`, one for every `every` images and at most one a call: from a
+    memory in which every class as answered has the same room, in which the recent images stay, and none older than `age`
+    images if there are others. `certainty` is how much an uncertain answer counts against an image, as a share of `age`.
+    After learning the estimates look at the memory: they then fit the new weights in all classes, and no class is stuck
+    with an estimate that nothing moves.
 
-    Networks without batch norm work too: then only the memory matters. The views of CoTTA and Petal serve learning alone.
+    Networks without batch norm work too: then memory and order alone matter. The views of CoTTA and Petal serve learning.
     """
 
     prefix = "small."
@@ -46,12 +53,14 @@ class SmallBatch(Wrapper):
     def __init__(
         self,
         adapter: Adapter,
-        memory: int = 64,
+        memory: int = 200,
         every: int = 64,
-        age: int = 512,
+        age: int = 2000,
         window: float = 100.0,
         source: float = 0.1,
         own: float = 0.1,
+        shuffled: bool = False,
+        certainty: float = 0.0,
     ) -> None:
         super().__init__(adapter)
         if isinstance(adapter, Wrapper) and not adapter.inner:
@@ -64,55 +73,83 @@ class SmallBatch(Wrapper):
         check_number("window", window, low=1)
         check_number("source", source, low=0, high=1)
         check_number("own", own, low=0, high=1)
-        self.memory, self.every, self.age = memory, every, age
-        target = getattr(adapter, "teacher", adapter.model)
-        self._network, self._norms = with_recent_norm(target, window=window, source=source, own=own)
+        check_number("certainty", certainty, low=0)
+        self.memory, self.every, self.age, self.certainty = memory, every, age, certainty
+        self.prior = None if shuffled else TemporalPrior()
+        self._copies: dict[str, nn.Module] = {}                 # of the networks that answer, on the same parameters
+        self._norms: dict[str, list[RecentNorm]] = {}
+        with torch.inference_mode(False):
+            self._shared = Following(window, next(adapter.model.parameters()).detach()).eval()
+            for name in adapter.answered_by:
+                network = getattr(adapter, name)
+                self._copies[name], self._norms[name] = with_recent_norm(network, self._shared, source=source, own=own)
         self.reset_own()
 
     def reset_own(self) -> None:
-        """Estimates at the source's statistics, an empty memory."""
+        """Estimates at the source's statistics, an empty memory, no order."""
         self._samples: Tensor | None = None         # [up to memory, ...]
         self._facts: Tensor | None = None           # [up to memory, 3]: label, entropy, number in the stream
         self._seen, self._waiting = 0, 0            # images so far, and since the method last learned
-        for layer in self._norms:
-            layer.restart()
+        if self.prior is not None:
+            self.prior.reset()
+        with torch.inference_mode(False), torch.no_grad():
+            self._shared.begin(0)
+            for layer in self._layers:
+                layer.recent.copy_(layer.start[:, None])
 
     def inner_shape(self, shape: Sequence[int] | None) -> Sequence[int] | None:
         """The method inside sees batches from the memory, whatever the stream brings."""
         return None if shape is None else (self.memory, *shape[1:])
 
+    # What users call
+
     def forward(self, x: Tensor, stream: Keys = None) -> Tensor:
-        """Predict at once; remember the samples; let the method learn from the memory when it is time."""
-        if self.stopped:
-            return self.predict(x)
-        with self._checked(x) as x:
-            self.adapter.restored = 0.0             # what it learned from an earlier batch is not of this one
-            logits = self._predicted(x)
-            self._remember(x, logits)
-            if self._waiting >= self.every and self._samples is not None and len(self._samples) == self.memory:
-                self._waiting = 0
-                if self.adapted:
-                    self.adapter(self._samples)
-            return logits
+        """Answer at once; remember the images; let the method learn from the memory when it is time.
+
+        `stream` names the source of images that order means something in: see `TemporalPrior`.
+        """
+        return self._called(x, stream, learns=not self.stopped)
+
+    def observe(self, x: Tensor, stream: Keys = None) -> Tensor:
+        """Answer, and follow the stream, with the weights as they are."""
+        return self._called(x, stream, learns=False)
 
     def predict(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict a batch: what a call would return next, with nothing changed."""
         with self._checked(x) as x:
-            kept = [layer.recent for layer in self._norms]
+            before = self._before(len(x) > LIMIT)
             try:
-                return self._predicted(x)
+                logits = self._looked(x, stream)
+                return logits if self.prior is None else self.prior.answers(logits, stream)
             finally:
-                for layer, recent in zip(self._norms, kept, strict=True):
-                    layer.recent = recent
+                self._put_back(before)
 
     def describe(self) -> dict[str, str]:
         """What it does and with which settings, and those of the adapter inside."""
-        return self.adapter.describe() | {"small": f"learns every {self.every} images from a memory of {self.memory}"}
+        small = f"learns every {self.every} images from a memory of {self.memory}"
+        return self.adapter.describe() | {"small": small + ("; answers by the order" if self.prior is not None else "")}
 
     def logits_with(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """Logits by these parameters and the present estimates; nothing changes."""
+        """Logits by these parameters and the statistics of memory and batch; nothing changes."""
         with self._checked(x) as x:
-            return logits_of(lambda *args, **named: functional_call(self._network, dict(parameters), args, named), x)
+            network, around = self.adapter.model, self._samples
+            if around is None:
+                network = next(iter(self._copies.values()))
+                self._shared.expect(None, 0.0)
+                return logits_of(lambda x: functional_call(network, dict(parameters), (x,)), x)
+            both = torch.cat([x, around[:REFERENCE]])
+            return logits_of(lambda x: functional_call(network, dict(parameters), (x,)), both)[: len(x)]
+
+    # The parts
+
+    @property
+    def ordered(self) -> bool:  # type: ignore[override]
+        """True unless the stream is said to be shuffled."""
+        return self.prior is not None
+
+    @property
+    def _layers(self) -> list[RecentNorm]:
+        return [layer for layers in self._norms.values() for layer in layers]
 
     @contextmanager
     def _checked(self, x: Tensor) -> Iterator[Tensor]:
@@ -124,85 +161,162 @@ class SmallBatch(Wrapper):
         with self._guarded(x) as x, torch.no_grad():
             yield x
 
-    def _predicted(self, x: Tensor) -> Tensor:
-        """Logits, and estimates that have followed the batch."""
-        logits = logits_of(self._network, x)
-        before = [layer.recent for layer in self._norms]
-        for layer in self._norms:
-            layer.learn(logits.argmax(1), logits.shape[1])
-        if len(x) == 1 or not self._norms:
+    def _before(self, all_of_it: bool) -> dict[str, Tensor]:
+        """What `_put_back` takes; whatever fails before estimates and memory move needs little of it."""
+        return self.own_state() if all_of_it or (self._layers and not self._shared.classes) else {}
+
+    def _put_back(self, before: Mapping[str, Tensor]) -> None:
+        if before:
+            self.load_own_state(before)
+
+    def _called(self, x: Tensor, stream: Keys, learns: bool) -> Tensor:
+        with self._checked(x) as x:
+            self.adapter.restored = 0.0             # what it learned from an earlier batch is not of this one
+            held = 0 if self._samples is None else len(self._samples)
+            due = self._waiting + len(x) >= self.every and held + len(x) >= self.memory
+            before = self._before(due or len(x) > LIMIT)
+            try:
+                logits = self._looked(x, stream)
+                if self.prior is not None:
+                    logits = self.prior(logits, stream)
+                self._follow()
+                self._remember(x, logits)
+                if due:
+                    self._learn(learns)
+            except BaseException:
+                self._put_back(before)
+                raise
             return logits
-        after = [layer.recent for layer in self._norms]
-        share = diversity(logits)
-        for layer, old, new in zip(self._norms, before, after, strict=True):
-            layer.recent = old.expand_as(new).lerp(new, share)
-        logits = logits_of(self._network, x)
-        for layer, new in zip(self._norms, after, strict=True):
-            layer.recent = new
-        return logits
+
+    def _learn(self, learns: bool) -> None:
+        """Let the method learn from the memory, and the estimates follow."""
+        assert self._samples is not None
+        self._waiting = 0
+        if learns and self.adapted:
+            self.adapter(self._samples)
+        self._look_at_memory()
+
+    def _looked(self, x: Tensor, stream: Keys) -> Tensor:
+        """The method's answer by estimates that the batch has moved; those moved last are in `moved`."""
+        *first, last = x.split(LIMIT)  # type: ignore[no-untyped-call]
+        twice = partial(self._twice, 1.0 if self.prior is None else self.prior.unordered(len(x), stream))
+        answers = []
+        for part in first:
+            answers.append(self._run(twice, part))
+            self._follow()
+        return torch.cat([*answers, self._run(twice, last)])
+
+    def _twice(self, shuffled: float, x: Tensor) -> Tensor:
+        method = self.method
+        if not self._layers:                        # nothing to look twice for
+            return method.plain_prediction(x)
+        with method.exchanged({getattr(method, name): network for name, network in self._copies.items()}):
+            self._shared.expect(None, shuffled)
+            first = method.logits(getattr(method, method.answered_by[0]), x)
+            if not self._shared.classes:
+                self._shared.begin(first.shape[1])
+            self._shared.expect(first.argmax(1).where(first.isfinite().all(1), -1), shuffled)
+            return method.plain_prediction(x)
+
+    def _follow(self) -> None:
+        """Let the estimates be where the last images moved them."""
+        if self._layers:
+            torch._foreach_copy_([layer.recent for layer in self._layers], [layer.moved for layer in self._layers])
+
+    def _look_at_memory(self) -> None:
+        """Let the estimates follow the memory, in all classes."""
+        assert self._samples is not None
+        assert self._facts is not None
+        recent = self._facts[:, 2].argsort()[-LIMIT:]           # in order of arrival
+        labels = self._facts[recent, 0].long()
+
+        def look(x: Tensor) -> Tensor:
+            self._shared.expect(labels, 0.0, PULL)
+            return torch.stack([self.method.logits(network, x) for network in self._copies.values()])
+
+        if self._layers:
+            self._run(look, self._samples[recent])
+            self._follow()
 
     def _remember(self, x: Tensor, logits: Tensor) -> None:
-        """Take the samples into the memory: every class has the same room, the recent and certain ones stay."""
+        """Take the images into the memory: every class has the same room, and the recent ones stay."""
         n, classes = logits.shape
         number = torch.arange(self._seen, self._seen + n, device=x.device, dtype=torch.float64)
-        facts = torch.stack([logits.argmax(1).double(), entropy(logits).double(), number], 1)
+        good = logits.isfinite().all(1)
+        label, uncertainty = logits.argmax(1).double(), entropy(logits).double() / math.log(max(classes, 2))
+        facts = torch.stack([label.where(good, -1), uncertainty.where(good, 1), number], 1)
         self._seen, self._waiting = self._seen + n, self._waiting + n
         if self._samples is not None and self._facts is not None:
             x, facts = torch.cat([self._samples, x]), torch.cat([self._facts, facts])
-        if len(x) > self.memory:
-            chosen = self._chosen(facts, classes)
-            x, facts = x[chosen], facts[chosen]
-        self._samples, self._facts = x.clone(), facts
+        chosen = self._chosen(x, facts, classes)
+        self._samples, self._facts = x[chosen], facts[chosen]
 
-    def _chosen(self, facts: Tensor, classes: int) -> Tensor:
-        """Which samples stay: the best of each class before the second best of any; those too old come last."""
+    def _chosen(self, x: Tensor, facts: Tensor, classes: int) -> Tensor:
+        """Which images stay: the best of each class before the second best of any, then those too old, then bad ones.
+
+        Bad are those whose numbers are out of proportion; in the place of one that would stay is the best of all.
+        """
         labels, uncertainty, number = facts.unbind(1)
+        size = x.flatten(1).abs().amax(1)
+        bad = (labels < 0) | ~(size <= GROSS * size.nanmedian().clamp(min=1))
         age = self._seen - number
-        order = (age / self.age + uncertainty / math.log(max(classes, 2))).argsort(stable=True)       # best first
-        members = nn.functional.one_hot(labels.long()[order], classes)
+        order = (age / self.age + self.certainty * uncertainty + bad * 1e9).argsort(stable=True)      # best first
+        members = nn.functional.one_hot(labels.long().clamp(min=0)[order], classes)
         place = (members.cumsum(0) * members).sum(1)                                # 1 is the best of its class
-        place = torch.where(age[order] > self.age, place + len(order), place)
-        return order[place.argsort(stable=True)][: self.memory]
+        place = place + len(order) * ((age[order] > self.age) + 2.0 * bad[order])
+        chosen = order[place.argsort(stable=True)][: self.memory]
+        return torch.where(bad[chosen], chosen[0], chosen)
 
     # The state
 
     def own_state(self) -> dict[str, Tensor]:
-        """Estimates, memory and counters."""
-        state = {f"norm.{number}": layer.recent.clone() for number, layer in enumerate(self._norms)}
-        state["counters"] = torch.tensor([self._seen, self._waiting])
+        """Estimates, memory, order and counters."""
+        state = {
+            f"norm.{name}.{number}": layer.recent.clone()
+            for name, layers in self._norms.items()
+            for number, layer in enumerate(layers)
+        }
+        state["counters"] = torch.tensor([self._seen, self._waiting, self._shared.classes])
         if self._samples is not None and self._facts is not None:
             state |= {"samples": self._samples.clone(), "facts": self._facts.clone()}
+        if self.prior is not None:
+            state |= _named("order", self.prior.state_dict())
         return state
 
+    def own_kept(self) -> dict[str, Tensor]:
+        """Estimates and counters: after a collapse memory and order begin anew."""
+        state = {key: value for key, value in self.own_state().items() if key.startswith(("norm.", "counters"))}
+        return state | ({} if self.prior is None else _named("order", TemporalPrior().state_dict()))
+
     def check_own_state(self, state: Mapping[str, Tensor]) -> list[str]:
-        """Names and shapes; the number of classes and the memory's images are the state's to say."""
-        fixed = ["counters", *(f"norm.{number}" for number in range(len(self._norms)))]
-        problems = [f"missing 'small.{key}'" for key in fixed if key not in state]
-        problems += [f"unexpected 'small.{key}'" for key in state if key not in (*fixed, "samples", "facts")]
-        for number, layer in enumerate(self._norms):
-            shape = list(state[f"norm.{number}"].shape) if f"norm.{number}" in state else [2, 1, layer.start.shape[1]]
-            if len(shape) != 3 or shape[0] != 2 or shape[2] != layer.start.shape[1]:
-                problems.append(f"'small.norm.{number}' is {shape} instead of [2, classes, {layer.start.shape[1]}]")
-        size = len(state["samples"]) if "samples" in state else 0
-        if ("samples" in state) != ("facts" in state) or size > self.memory or (size and len(state["facts"]) != size):
+        """Names and shapes; the memory's images and the order are the state's to say."""
+        order = {key.removeprefix("order."): value for key, value in state.items() if key.startswith("order.")}
+        free = {key: state[key] for key in ("samples", "facts") if key in state}
+        mine, theirs = (
+            {f"small.{k}": v for k, v in values.items() if k not in ("samples", "facts") and not k.startswith("order.")}
+            for values in (self.own_state(), state)
+        )
+        problems = misfits(mine, theirs)
+        size = len(free.get("samples", ()))
+        if len(free) == 1 or size > self.memory or (free and list(free["facts"].shape) != [size, 3]):
             problems.append(f"'small.samples' is a memory of {size} images instead of up to {self.memory} with their facts")
-        return problems
+        if self.prior is not None:
+            return problems + [f"small.order: {problem}" for problem in self.prior.problems(order)]
+        return problems + [f"unexpected 'small.order.{key}'" for key in order]
 
     def load_own_state(self, state: Mapping[str, Tensor]) -> None:
         """Continue from a checked state."""
-        for number, layer in enumerate(self._norms):
-            layer.recent = state[f"norm.{number}"].to(layer.start, copy=True)
-        self._seen, self._waiting = map(int, state["counters"].tolist())
+        with torch.inference_mode(False), torch.no_grad():
+            for name, layers in self._norms.items():
+                for number, layer in enumerate(layers):
+                    layer.recent.copy_(state[f"norm.{name}.{number}"])
+            self._seen, self._waiting, classes = map(int, state["counters"].tolist())
+            self._shared.begin(classes)
         self._samples = state["samples"].to(self.device, self.dtype, copy=True) if "samples" in state else None
         self._facts = state["facts"].to(self.device, copy=True) if "facts" in state else None
+        if self.prior is not None:
+            self.prior.load_state_dict({k.removeprefix("order."): v for k, v in state.items() if k.startswith("order.")})
 
 
-def diversity(logits: Tensor) -> Tensor:
-    """How many classes a batch is of, as a share: 0 for one, 1 for all alike; squared, so that a few count for little.
-
-    >>> diversity(torch.tensor([[9.0, -9, -9], [9, -9, -9]])).item() < 1e-3, diversity(torch.zeros(2, 3)).item()
-    (True, 1.0)
-    """
-    mean = logits.softmax(1).mean(0)
-    effective: Tensor = torch.special.entr(mean).sum().exp()
-    return ((effective - 1) / max(logits.shape[1] - 1, 1)).clamp(0, 1).square()
+def _named(name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{name}.{key}": value for key, value in state.items()}

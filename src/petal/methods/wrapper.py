@@ -83,6 +83,10 @@ class Wrapper(Adapter):
         """True if answers use the order of the stream."""
         return self.adapter.ordered
 
+    def observe(self, x: Tensor, stream: Keys = None) -> Tensor:
+        """Answer a batch without learning."""
+        return self.adapter.observe(x, stream)
+
     def describe(self) -> dict[str, str]:
         """What the adapter inside does; a subclass adds itself."""
         return self.adapter.describe()
@@ -126,14 +130,37 @@ class Wrapper(Adapter):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> None:
         """Continue from `state_dict` exactly; one that does not fit is refused and changes nothing."""
-        own = {k.removeprefix(self.prefix): v for k, v in state_dict.items() if k.startswith(self.prefix)}
+        inner, own = self._split(state_dict)
         problems = self.check_own_state(own)
         if problems:
             raise ConfigError(f"this state does not fit {self.kind}: {'; '.join(problems[:10])}")
-        self.adapter.load_state_dict({k: v for k, v in state_dict.items() if not k.startswith(self.prefix)}, strict, assign)
+        self.adapter.load_state_dict(inner, strict, assign)
         self.load_own_state(own)
 
+    def kept(self) -> dict[str, Tensor]:
+        """What a guard keeps copies of: that of the inner adapter, and one's own."""
+        return self.adapter.kept() | {self.prefix + k: v for k, v in self.own_kept().items()}
+
+    def check_kept(self, kept: Mapping[str, Tensor]) -> list[str]:
+        """What is wrong with names and shapes of something kept."""
+        inner, own = self._split(kept)
+        return self.adapter.check_kept(inner) + self.check_own_state(own)
+
+    def put_back(self, kept: Mapping[str, Tensor]) -> None:
+        """Go on from something kept."""
+        inner, own = self._split(kept)
+        self.adapter.put_back(inner)
+        self.load_own_state(own)
+
+    def _split(self, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        own = {k.removeprefix(self.prefix): v for k, v in state.items() if k.startswith(self.prefix)}
+        return {k: v for k, v in state.items() if not k.startswith(self.prefix)}, own
+
     # The state of the wrapper itself
+
+    def own_kept(self) -> dict[str, Tensor]:
+        """What a guard keeps of one's own state."""
+        return self.own_state()
 
     def own_state(self) -> dict[str, Tensor]:
         """Copies of the tensors that the wrapper itself changes."""

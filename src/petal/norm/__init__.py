@@ -12,10 +12,11 @@ from petal.norm.layers import AFFINE_LAYERS, affine_parameters, batch_norms, rep
 from petal.norm.mixed import MixedNorm
 from petal.norm.moving import InstanceAwareNorm, MovingNorm, RobustNorm, following, instance_aware
 from petal.norm.network import network_copy, plain_copy
-from petal.norm.recent import RecentNorm, with_recent_norm
+from petal.norm.recent import Following, RecentNorm, with_recent_norm
 
 __all__ = [
     "AFFINE_LAYERS",
+    "Following",
     "InstanceAwareNorm",
     "MixedNorm",
     "MovingNorm",

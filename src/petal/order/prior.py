@@ -66,6 +66,14 @@ class TemporalPrior:
         """What a call would return next, with nothing changed."""
         return self._followed(logits, stream)[0]
 
+    def unordered(self, count: int, stream: Keys = None) -> float:
+        """How much it believes that the order says nothing, from 0 to 1; of the sources of the next images the least.
+
+        Of a source that nothing is known of it believes nothing.
+        """
+        tracks = [self._tracks.get(key) for key in rows_by_key(stream, count)]
+        return min(0.0 if track is None else float(track.belief[:, -2:].sum()) for track in tracks)
+
     # The state
 
     def state_dict(self) -> dict[str, Tensor]:
