@@ -274,7 +274,7 @@ class TestConfidence:
 class TestSamples:
     def test_the_answer_is_the_mean_over_networks_around_the_teacher(self) -> None:
         q = low_rank(network(), damping=1e-3)
-        options = flagship() | {"answer": "samples", "target": "teacher", "learn": "plain", "samples": 3, "seed": 5}
+        options = flagship() | {"answer": "samples", "target": "teacher", "lr": 0.02, "ema": 0.5, "samples": 3, "seed": 5}
         adapter = petal.Petal(network(), q, **options)
         for seed in range(2):
             x = images(seed=seed)
