@@ -9,6 +9,9 @@ from guard.scripted import Scripted, batch
 from networks import images, network
 from petal import Guard, Ordered, SmallBatch, TemporalPrior, checks
 from petal.checks.factory import Factory
+from petal.recipes.published import cifar10
+from petal.recipes.rows import WRAPPERS, pick_rows, rows
+from petal.recipes.settings import apply_settings
 
 AROUND: dict[str, tuple[Callable[..., petal.Adapter], list[type[petal.methods.Wrapper]]]] = {
     "source+order": (petal.Source, [Ordered]),
@@ -122,3 +125,12 @@ def test_a_guard_judges_the_weights_by_answers_without_the_order() -> None:
     state = ordered.state_dict()
     assert same(plain.state_dict(), {key: value for key, value in state.items() if not key.startswith("order.")})
     assert plain.status() == ordered.status()
+
+
+def test_rows_have_it_between_the_small_batch_mode_and_the_guard() -> None:
+    known = rows(cifar10())
+    (row,) = pick_rows(apply_settings(known, ["order.look_back=true"], WRAPPERS), ["petal-f+small+order+guard"])
+    assert row.wraps == ("small", "order", "guard")
+    assert row.wrapper_options["order"] == {"look_back": True}
+    with pytest.raises(petal.ConfigError, match=r"tent\+order\+guard"):
+        pick_rows(known, ["tent+guard+order"])

@@ -103,6 +103,12 @@ def test_looking_back_corrects_the_first_of_a_run_and_learns_the_same() -> None:
     assert all(torch.equal(value, back.state_dict()[name]) for name, value in causal.state_dict().items())
 
 
+def test_looking_back_is_a_pass_from_the_end() -> None:
+    logits = some(200)
+    expected = torch.tensor(corrected(logits.tolist(), look_back=True), dtype=torch.float64).log()
+    torch.testing.assert_close(TemporalPrior(look_back=True)(logits), expected, rtol=0, atol=1e-10)
+
+
 def test_mistaken_input_is_refused_by_name() -> None:
     prior = TemporalPrior()
     prior(some(4))
