@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import petal
-from networks import CLASSES, images, network
+from networks import images, network
 from petal import SmallBatch
 
 

@@ -119,7 +119,7 @@ class SmallBatch(Wrapper):
         with self._checked(x) as x:
             before = self._before(len(x) > LIMIT)
             try:
-                logits = self._looked(x, stream)
+                logits = self._seen_twice(x, stream)
                 return logits if self.prior is None else self.prior.answers(logits, stream)
             finally:
                 self._put_back(before)
@@ -176,7 +176,7 @@ class SmallBatch(Wrapper):
             due = self._waiting + len(x) >= self.every and held + len(x) >= self.memory
             before = self._before(due or len(x) > LIMIT)
             try:
-                logits = self._looked(x, stream)
+                logits = self._seen_twice(x, stream)
                 if self.prior is not None:
                     logits = self.prior(logits, stream)
                 self._follow()
@@ -196,7 +196,7 @@ class SmallBatch(Wrapper):
             self.adapter(self._samples)
         self._look_at_memory()
 
-    def _looked(self, x: Tensor, stream: Keys) -> Tensor:
+    def _seen_twice(self, x: Tensor, stream: Keys) -> Tensor:
         """The method's answer by estimates that the batch has moved; those moved last are in `moved`."""
         *first, last = x.split(LIMIT)  # type: ignore[no-untyped-call]
         twice = partial(self._twice, 1.0 if self.prior is None else self.prior.unordered(len(x), stream))
