@@ -10,7 +10,7 @@ from petal.augment import Augment, Jitter, Views
 from petal.engine import accelerate
 from petal.errors import ConfigError
 from petal.guard import Guard
-from petal.methods import Adapter, FanIn, Petal
+from petal.methods import Adapter, FanIn, Petal, SmallBatch
 from petal.methods.base import Rates
 from petal.norm import batch_norms
 from petal.posterior import DiagonalGaussian
@@ -44,6 +44,7 @@ def adapt(
     images: bool = True,
     augment: Augment | None = None,
     lr: Rates | None = None,
+    small_batches: bool = False,
     guard: bool = True,
     engine: str = "auto",
     batch_shape: Sequence[int] | None = None,
@@ -55,7 +56,8 @@ def adapt(
     Say what must not be done to an input: `flip=False` where a mirror image means something else (digits, text, X-rays),
     `colour=False` where brightness and colour carry meaning, `images=False` for anything but images [N, 3 or 1, H, W] in
     [0, 1]. Or give an `augment` that changes inputs without changing their label. Without batch norm the rates are three
-    times those with it; `lr` says otherwise. `guard`, `engine` and `batch_shape` are those of `Guard` and `accelerate`;
+    times those with it; `lr` says otherwise. With `small_batches` it takes batches of any size, single images too, and labels in
+    any order, and learns from a memory (`SmallBatch`): for streams that do not bring large shuffled batches. `guard`, `engine` and `batch_shape` are those of `Guard` and `accelerate`;
     further options those of `Petal`. With a posterior it starts at the posterior's mean. `print` shows what was chosen.
 
     >>> import petal
@@ -79,6 +81,8 @@ def adapt(
     if lr is None:
         lr = FanIn() if any(True for _ in batch_norms(model)) else WITHOUT_BATCH_NORM
     adapter: Adapter = Petal(model, posterior, **{**flagship(augment), "lr": lr, "seed": seed, **options})
+    if small_batches:
+        adapter = SmallBatch(adapter)
     if guard:
         adapter = Guard(adapter)
     return accelerate(adapter, engine, batch_shape)

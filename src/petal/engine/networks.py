@@ -35,7 +35,8 @@ class Member:
     def __init__(self, module: nn.Module, layout: Layout, others: Iterable["Member"] = ()) -> None:
         self.module, self.layout = module, layout
         self.parameters = dict(module.named_parameters())
-        self.shared: Tensor | None = next((other.flat for other in others if other.flat is not None and self._on_those_of(other)), None)
+        known = [other.flat for other in others if other.flat is not None and self._on_those_of(other)]
+        self.shared: Tensor | None = known[0] if known else None
         self.flat: Tensor | None = self.shared
         if self.flat is None and layout.fits(self.parameters):
             self.flat = layout.adopt(module)
