@@ -56,9 +56,10 @@ def adapt(
     Say what must not be done to an input: `flip=False` where a mirror image means something else (digits, text, X-rays),
     `colour=False` where brightness and colour carry meaning, `images=False` for anything but images [N, 3 or 1, H, W] in
     [0, 1]. Or give an `augment` that changes inputs without changing their label. Without batch norm the rates are three
-    times those with it; `lr` says otherwise. With `small_batches` it takes batches of any size, single images too, and labels in
-    any order, and learns from a memory (`SmallBatch`): for streams that do not bring large shuffled batches. `guard`, `engine` and `batch_shape` are those of `Guard` and `accelerate`;
-    further options those of `Petal`. With a posterior it starts at the posterior's mean. `print` shows what was chosen.
+    times those with it; `lr` says otherwise. With `small_batches` it takes single images and labels in runs too, and learns
+    from a memory (`SmallBatch`): for streams that do not bring large shuffled batches. `guard`, `engine` and `batch_shape`
+    are those of `Guard` and `accelerate`; further options those of `Petal`. With a posterior it starts at the posterior's
+    mean. `print` shows what was chosen.
 
     >>> import petal
     >>> print(petal.adapt(petal.models.build("small", 10), flip=False, engine="eager"))
