@@ -9,6 +9,7 @@ import petal
 from networks import images, network
 from petal import ConfigError, InputError, SmallBatch
 from petal.norm import Following, batch_norms, with_recent_norm
+from petal.recommended import flagship
 
 
 class Recording(petal.Source):
@@ -243,3 +244,67 @@ def test_engine_compiles_for_the_memory_s_shape() -> None:
     assert adapter.inner_shape((3, 3, 8, 8)) == (10, 3, 8, 8)
     assert petal.Guard(adapter).inner_shape((3, 3, 8, 8)) == (3, 3, 8, 8)
     assert len(batch_norms(network())) == 2
+
+
+def test_the_engine_runs_the_copies_on_the_weights_of_the_method() -> None:
+    def answers(fast: bool) -> tuple[list[Tensor], SmallBatch]:
+        adapter = SmallBatch(petal.Petal(network(), **flagship()), memory=12, every=12)
+        if fast:
+            petal.accelerate(adapter, policy=petal.engine.Policy())
+        return [adapter(images(6, seed=seed)) for seed in range(8)], adapter
+
+    (plain, eager), (engine, fast) = answers(False), answers(True)
+    for one, other in zip(plain, engine, strict=True):
+        assert torch.allclose(one, other, atol=0.05 * float(one.abs().max()))
+    for adapter in (eager, fast):
+        for name, copy in adapter._copies.items():
+            own = dict(getattr(adapter.method, name).named_parameters())
+            assert all(p is own[key] for key, p in copy.named_parameters())
+    moved = fast.adapter.teacher.fc.bias
+    before = fast.predict(images(6, seed=50))
+    with torch.no_grad():
+        moved.add_(torch.tensor([5.0, 0, 0, 0, 0]))
+    assert not torch.allclose(fast.predict(images(6, seed=50)), before)         # they see what happens to the weights
+
+
+def test_learning_that_is_off_still_follows_the_stream() -> None:
+    adapter = SmallBatch(petal.Petal(network(), **flagship()), memory=12, every=12)
+    start = {key: value.clone() for key, value in adapter.weights().items()}
+    for seed in range(4):
+        adapter.observe(images(6, seed=seed))
+    assert all(torch.equal(value, start[key]) for key, value in adapter.weights().items())
+    state = adapter.state_dict()
+    assert not torch.equal(state["small.norm.teacher.0"], SmallBatch(adapter.adapter).state_dict()["small.norm.teacher.0"])
+    assert len(state["small.samples"]) == 12
+
+
+def test_each_source_of_images_has_its_order() -> None:
+    adapter = SmallBatch(petal.Tent(network()), memory=12, every=12)
+    x = images(6)
+    assert torch.equal(adapter.predict(x, stream=["a", "b"] * 3), adapter(x, stream=["a", "b"] * 3))
+    assert sorted(adapter.prior._tracks) == ["a", "b"]  # type: ignore[union-attr]
+    before = adapter.state_dict()
+    with pytest.raises(InputError, match="6 images"):
+        adapter(x, stream=["a"])
+    assert all(torch.equal(value, before[key]) for key, value in adapter.state_dict().items())
+    with pytest.raises(ConfigError, match="uses the order of the stream already"):
+        petal.Ordered(adapter)
+    assert petal.Ordered(SmallBatch(petal.Tent(network()), shuffled=True)).ordered
+
+
+def test_many_images_at_a_time() -> None:
+    """More than fit at once are taken in parts; predict says what a call returns and changes nothing."""
+    adapter = SmallBatch(petal.Tent(network()), memory=12, every=12)
+    adapter(images(6))
+    before, x = adapter.state_dict(), images(600, seed=1)
+    said = adapter.predict(x)
+    assert all(torch.equal(value, before[key]) for key, value in adapter.state_dict().items())
+    assert torch.equal(said, adapter(x))
+
+
+def test_the_recommended_adapter_takes_single_images_if_asked_to() -> None:
+    adapter = petal.adapt(network(), small_batches=True, engine="eager")
+    assert adapter.kind == "Guard(SmallBatch(Petal))"
+    assert adapter(images(1)).shape == (1, 5)
+    assert "memory of 200" in str(adapter)
+    assert petal.adapt(network(), engine="eager").kind == "Guard(Petal)"

@@ -11,7 +11,7 @@ from petal.calls import with_output
 from petal.engine import accelerate
 from petal.errors import ConfigError
 from petal.guard import Guard
-from petal.methods import Adapter, FanIn, Petal
+from petal.methods import Adapter, FanIn, Petal, SmallBatch
 from petal.methods.base import Rates
 from petal.norm import batch_norms
 from petal.posterior import Posterior
@@ -47,6 +47,7 @@ def adapt(
     normalised: tuple[Sequence[float], Sequence[float]] | None = None,
     output: Callable[[Any], Any] | None = None,
     lr: Rates | None = None,
+    small_batches: bool = False,
     guard: bool = True,
     engine: str = "auto",
     batch_shape: Sequence[int] | None = None,
@@ -59,9 +60,10 @@ def adapt(
     `colour=False` where brightness and colour carry meaning, `images=False` for anything but images [N, 3 or 1, H, W] in
     [0, 1]. Or give an `augment` that changes inputs without changing their label. `normalised` is the (mean,
     std) of a network that takes normalised images; `output` finds the logits in what a network returns (`with_output`).
-    Without batch norm the rates are three times those with it; `lr` says otherwise. `guard`, `engine` and `batch_shape` are
-    those of `Guard` and `accelerate`; further options those of `Petal`. With a posterior it starts at the posterior's mean.
-    `print` shows what was chosen.
+    Without batch norm the rates are three times those with it; `lr` says otherwise. With `small_batches` it takes single
+    images and labels in runs too, and learns from a memory (`SmallBatch`): for streams that do not bring large shuffled
+    batches. `guard`, `engine` and `batch_shape` are those of `Guard` and `accelerate`; further options those of `Petal`. With
+    a posterior it starts at the posterior's mean. `print` shows what was chosen.
 
     >>> import petal
     >>> print(petal.adapt(petal.models.build("small", 10), flip=False, engine="eager"))
@@ -87,6 +89,8 @@ def adapt(
     if lr is None:
         lr = FanIn() if any(True for _ in batch_norms(model)) else WITHOUT_BATCH_NORM
     adapter: Adapter = Petal(model, posterior, **{**flagship(augment), "lr": lr, "seed": seed, **options})
+    if small_batches:
+        adapter = SmallBatch(adapter)
     if guard:
         adapter = Guard(adapter)
     return accelerate(adapter, engine, batch_shape)
