@@ -17,6 +17,7 @@ from petal.statistics import SourceStatistics
 
 # with these a check is a much shorter one, and samples count on networks that are sure of nothing
 QUICK = {"views": 2, "margin": 1.0, "plpd": -1.0}
+AROUND = {"memory": 12, "every": 12}    # what goes around a method learns from memories of the size of a batch
 
 _statistics: dict[str, SourceStatistics] = {}
 
@@ -56,7 +57,8 @@ class Factory:
             settings["statistics"] = statistics_of(model)
         adapter = self.method(model, **settings)
         for wrapper in self.around:
-            adapter = wrapper(adapter)
+            known = parameters_of(wrapper)[0]
+            adapter = wrapper(adapter, **(AROUND if AROUND.keys() <= known.keys() else {}))
         return adapter
 
 
