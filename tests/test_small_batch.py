@@ -98,6 +98,38 @@ def test_estimates_against_numpy(shuffled: float) -> None:
     assert np.allclose(norm[0].recent.numpy(), start[:, None], atol=1e-6)           # until the batch is accepted
 
 
+def test_classes_are_drawn_together() -> None:
+    """Also those that did not come: no average stays where it is because nothing is taken for its class."""
+    following, norm, (layer,) = norms_of(nn.Sequential(one_layer()), window=20)
+    following.begin(4)
+    x = normal(2)
+    following.expect(torch.tensor([0, 2]), 0.0, pull=0.25)
+    with torch.no_grad():
+        norm(x)
+    own = torch.stack([x.mean((2, 3)), x.square().mean((2, 3))])
+    toward = layer.start.lerp(own.mean(1), 0.25)
+    assert torch.allclose(layer.moved[:, 1], toward, atol=1e-5)
+    assert torch.allclose(layer.moved[:, 2], toward.lerp(own[:, 1], 0.2), atol=1e-5)
+
+
+def test_the_estimates_look_at_the_memory_in_order_of_arrival() -> None:
+    adapter = SmallBatch(petal.Tent(network()), memory=12, every=6)
+    looked: list[Tensor] = []
+    run = adapter._run
+
+    def noted(body: Any, x: Tensor) -> Tensor:
+        looked.append(x)
+        return run(body, x)
+
+    adapter._run = noted  # type: ignore[method-assign]
+    for seed in range(4):
+        adapter(images(6, seed=seed))
+    state = adapter.state_dict()
+    number = state["small.facts"][:, 2]
+    assert not torch.equal(number, number.sort().values)                        # it is held by class
+    assert torch.equal(looked[-1], state["small.samples"][number.argsort()])
+
+
 def test_a_class_counts_the_same_however_often_it_comes() -> None:
     """Nine in ten images are of class 0: the estimate is still that of classes in equal shares."""
     following, norm, (layer,) = norms_of(nn.Sequential(nn.BatchNorm1d(1).eval()), window=10)
@@ -260,6 +292,8 @@ def test_the_engine_runs_the_copies_on_the_weights_of_the_method() -> None:
         for name, copy in adapter._copies.items():
             own = dict(getattr(adapter.method, name).named_parameters())
             assert all(p is own[key] for key, p in copy.named_parameters())
+    for adapter in (eager, fast):                                               # and the method learned
+        assert all(not torch.equal(p, adapter.origin()[name]) for name, p in adapter.adapted.items())
     moved = fast.adapter.teacher.fc.bias
     before = fast.predict(images(6, seed=50))
     with torch.no_grad():
