@@ -96,6 +96,7 @@ class SmallBatch(Wrapper):
             self._shared.begin(0)
             for layer in self._layers:
                 layer.recent.copy_(layer.start[:, None])
+            self._settle()
 
     def inner_shape(self, shape: Sequence[int] | None) -> Sequence[int] | None:
         """The method inside sees batches from the memory, whatever the stream brings."""
@@ -119,7 +120,7 @@ class SmallBatch(Wrapper):
         with self._checked(x) as x:
             before = self._before(len(x) > LIMIT)
             try:
-                logits = self._seen_twice(x, stream)
+                logits = self.uncorrected = self._seen_twice(x, stream)
                 return logits if self.prior is None else self.prior.answers(logits, stream)
             finally:
                 self._put_back(before)
@@ -159,7 +160,10 @@ class SmallBatch(Wrapper):
             size = list(self._samples.shape[1:])
             raise InputError(f"the batch has shape {list(x.shape)} and the memory holds samples of {size}: give one size")
         with self._guarded(x) as x, torch.no_grad():
-            yield x
+            try:
+                yield x
+            finally:
+                self._settle()
 
     def _before(self, all_of_it: bool) -> dict[str, Tensor]:
         """What `_put_back` takes; whatever fails before estimates and memory move needs little of it."""
@@ -176,7 +180,7 @@ class SmallBatch(Wrapper):
             due = self._waiting + len(x) >= self.every and held + len(x) >= self.memory
             before = self._before(due or len(x) > LIMIT)
             try:
-                logits = self._seen_twice(x, stream)
+                logits = self.uncorrected = self._seen_twice(x, stream)
                 if self.prior is not None:
                     logits = self.prior(logits, stream)
                 self._follow()
@@ -217,6 +221,11 @@ class SmallBatch(Wrapper):
                 self._shared.begin(first.shape[1])
             self._shared.expect(first.argmax(1).where(first.isfinite().all(1), -1), shuffled)
             return method.plain_prediction(x)
+
+    def _settle(self) -> None:
+        """What the last look moved is nobody's any more."""
+        if self._layers:
+            torch._foreach_copy_([layer.moved for layer in self._layers], [layer.recent for layer in self._layers])
 
     def _follow(self) -> None:
         """Let the estimates be where the last images moved them."""
@@ -310,6 +319,7 @@ class SmallBatch(Wrapper):
             for name, layers in self._norms.items():
                 for number, layer in enumerate(layers):
                     layer.recent.copy_(state[f"norm.{name}.{number}"])
+            self._settle()
             self._seen, self._waiting, classes = map(int, state["counters"].tolist())
             self._shared.begin(classes)
         self._samples = state["samples"].to(self.device, self.dtype, copy=True) if "samples" in state else None
