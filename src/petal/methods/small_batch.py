@@ -96,6 +96,7 @@ class SmallBatch(Wrapper):
             self._shared.begin(0)
             for layer in self._layers:
                 layer.recent.copy_(layer.start[:, None])
+            self._settle()
 
     def inner_shape(self, shape: Sequence[int] | None) -> Sequence[int] | None:
         """The method inside sees batches from the memory, whatever the stream brings."""
@@ -159,7 +160,10 @@ class SmallBatch(Wrapper):
             size = list(self._samples.shape[1:])
             raise InputError(f"the batch has shape {list(x.shape)} and the memory holds samples of {size}: give one size")
         with self._guarded(x) as x, torch.no_grad():
-            yield x
+            try:
+                yield x
+            finally:
+                self._settle()
 
     def _before(self, all_of_it: bool) -> dict[str, Tensor]:
         """What `_put_back` takes; whatever fails before estimates and memory move needs little of it."""
@@ -222,6 +226,12 @@ class SmallBatch(Wrapper):
         """Let the estimates be where the last images moved them."""
         if self._layers:
             torch._foreach_copy_([layer.recent for layer in self._layers], [layer.moved for layer in self._layers])
+
+    def _settle(self) -> None:
+        """Between batches no labels are expected, and the estimates have moved nowhere: nothing else is left of a batch."""
+        self._shared.expect(None, 0.0)
+        if self._layers:
+            torch._foreach_copy_([layer.moved for layer in self._layers], [layer.recent for layer in self._layers])
 
     def _look_at_memory(self) -> None:
         """Let the estimates follow the memory, in all classes."""
@@ -312,6 +322,7 @@ class SmallBatch(Wrapper):
                     layer.recent.copy_(state[f"norm.{name}.{number}"])
             self._seen, self._waiting, classes = map(int, state["counters"].tolist())
             self._shared.begin(classes)
+            self._settle()
         self._samples = state["samples"].to(self.device, self.dtype, copy=True) if "samples" in state else None
         self._facts = state["facts"].to(self.device, copy=True) if "facts" in state else None
         if self.prior is not None:
