@@ -129,7 +129,7 @@ class GOLD(SelfTraining):
         return torch.where(count.sum() >= 2, (1 - self.share) * self.moment + self.share * outer, self.moment)
 
     def leading(self, moment: Tensor) -> Tensor:
-        """The eigenvectors of the largest eigenvalues, the largest first; of half precision in float32, as torch has none."""
+        """The eigenvectors of the largest eigenvalues, the largest first; torch has none of half precision."""
         vectors: Tensor = torch.linalg.eigh(moment.to(torch.promote_types(moment.dtype, torch.float32))).eigenvectors
         return vectors.flip(1)[:, : self.rank].to(moment.dtype).contiguous()
 
