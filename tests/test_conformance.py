@@ -22,7 +22,7 @@ FACTORIES = {name: Factory(method) for name, method in petal.METHODS.items()} | 
     "petal+small+guard": Factory(petal.Petal, [petal.SmallBatch, petal.Guard]),
 }
 CHECKS = [pytest.param(check, id=f"{name}: {check}") for name in FACTORIES for check in check_method(FACTORIES[name])]
-ALONE = {"source", "lame", "rotta", "note", "petta"}        # by running statistics: one value a channel is enough
+ALONE = {"source", "lame", "rotta", "note", "petta", "memo"}       # by running statistics: one value a channel is enough
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -6,7 +6,7 @@ from torch import nn
 
 import petal
 from methods.golden import fast, read, small
-from petal.errors import ConfigError, InputError
+from petal.errors import ConfigError
 from petal.norm import MixedNorm
 
 
@@ -39,5 +39,14 @@ def test_what_cannot_be_mixed_is_refused() -> None:
         petal.BatchNorm(small()[0], share=1.5)
     with pytest.raises(ConfigError, match="keeps no running statistics"):
         petal.BatchNorm(nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False)), share=0.5)
-    with pytest.raises(InputError, match="one value a channel"):
-        petal.BatchNorm(nn.Sequential(nn.BatchNorm1d(3)), share=0.5)(torch.rand(1, 3))
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (1, 3, 1, 1)])
+def test_one_value_a_channel_has_no_variance_and_is_normalised_as_by_the_source(shape: tuple[int, ...]) -> None:
+    layer = (nn.BatchNorm1d if len(shape) == 2 else nn.BatchNorm2d)(3).eval()
+    layer.running_mean.copy_(torch.tensor([0.1, 0.5, -2.0]))
+    layer.running_var.copy_(torch.tensor([0.3, 2.0, 1.0]))
+    x, mixed = torch.rand(shape), MixedNorm(layer, 0.5)
+    assert torch.allclose(mixed(x), layer(x), atol=1e-6)
+    both = torch.cat([x, x + 1])
+    assert not torch.allclose(mixed(both), layer(both), atol=1e-2)

@@ -65,6 +65,7 @@ def test_few_and_many_classes_and_half_precision(method: str, norm: str, classes
     assert all(value.isfinite().all() for value in adapter.weights().values())
 
 
+@pytest.mark.filterwarnings("ignore:a batch of one sample:petal.PetalWarning")
 @pytest.mark.parametrize("method", petal.METHODS)
 def test_a_batch_of_one(method: str) -> None:
     """Where no norm looks at the batch. Where one does, an error says so, unless the method has statistics of its own."""

@@ -118,10 +118,22 @@ def test_what_makes_no_sense() -> None:
         petal.MEMO(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), adapts="norm")
     with pytest.raises(ConfigError, match="keeps no running statistics"):
         petal.MEMO(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4, track_running_stats=False)))
-    vectors = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).eval()
-    adapter = petal.MEMO(vectors, augment=lambda x: 0.9 * x)
+    adapter = petal.MEMO(network())
     before = adapter.state_dict()
-    with pytest.raises(InputError, match="sees one value a channel"):
-        adapter(torch.rand(8, 4))
+    with pytest.raises(InputError):
+        adapter(images()[:, :2])
     assert all(torch.equal(value, before[name]) for name, value in adapter.state_dict().items())
-    assert petal.MEMO(vectors, share=0, augment=lambda x: 0.9 * x)(torch.rand(8, 4)).shape == (8, 3)
+
+
+def test_batch_norms_of_vectors_learn_by_the_mix_of_views_and_answer_one_image_by_the_source() -> None:
+    def augment(x: Tensor) -> Tensor:
+        return x * torch.linspace(0.5, 1.5, len(x))[:, None]
+
+    torch.manual_seed(0)
+    vectors = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).eval()
+    x = torch.rand(8, 4)
+    still = petal.MEMO(vectors, lr=0.0, augment=augment)(x)
+    assert torch.allclose(still, vectors(x), atol=1e-6)
+    learned = [petal.MEMO(vectors, lr=0.1, share=share, augment=augment)(x) for share in (0.0, 0.5)]
+    assert not torch.allclose(learned[0], still, atol=1e-3)
+    assert not torch.allclose(learned[1], learned[0], atol=1e-3)

@@ -22,7 +22,7 @@ USUAL: dict[str, dict[str, Any]] = {
     "roid": {}, "cmf": {"noise": 40.0, "share": 0.1}, "rmt": {"ema": 0.9, "warm_up": 16}, "santa": {},
     "rotta": {"memory": 12, "every": 12, "ema": 0.9}, "note": {"memory": 6, "every": 8}, "petta": {"memory": 12, "ema": 0.9},
     "cotta": {"views": 2, "confidence": 0.99, "ema": 0.9}, "petal": {"views": 2, "confidence": 0.7, "ema": 0.9},
-    "source": {}, "bn": {"share": 0.5}, "lame": {},
+    "source": {}, "bn": {"share": 0.5}, "lame": {}, "gold": {"warm_up": 16}, "palm": {"threshold": 2.7},
 }  # fmt: skip
 # Another value of each option, for all methods that have it
 OTHER: dict[str, Any] = {
@@ -39,17 +39,19 @@ OTHER: dict[str, Any] = {
     "prototype_momentum": 0.1, "adaptive_pull": False, "adaptive_ema": False,
     "affinity": "knn", "neighbours": 2, "sigma": 0.2, "weight": 0.2, "symmetric": True, "iterations": 2, "tolerance": 0.1,
     "views": 5, "confidence": 0.2, "restore": petal.Stochastic(0.5), "gate": "sample", "average": "logits",
-    "prior_weight": 1.0, "learn": "both", "target": "teacher+student", "warmup": 2.0,
+    "prior_weight": 1.0, "learn": "both", "target": "teacher+student", "warmup": 2.0, "calibrate": "teacher+student",
+    "rank": 3, "memory_batch": 5, "prototypes": "weights", "unselected": "frozen",
 }  # fmt: skip
 OWN: dict[tuple[str, str], Any] = {
     ("cotta", "loss"): "symmetric", ("petal", "loss"): "symmetric", ("petta", "loss"): "cross-entropy",
     ("petal", "answer"): "student", ("petal", "gate"): "batch", ("cotta", "average"): "probs", ("lame", "answer"): "own",
+    ("memo", "episodic"): False,
 }  # fmt: skip
 # With what else an option shows, where that is not the usual
 BESIDE: dict[tuple[str, str], dict[str, Any]] = {
     ("sar", "reset_optimizer"): {"optimizer": sgd},
     ("sar", "skip_empty"): {"optimizer": sgd, "margin": 0.006, "rho": 0.0, "reset_threshold": 0.0},
-    ("lame", "symmetric"): {"affinity": "knn"},
+    ("lame", "symmetric"): {"affinity": "knn"}, ("petal", "samples"): {"answer": "teacher+samples"},
 }  # fmt: skip
 GIVEN = ("model", "statistics", "posterior", "source_data")     # not settings
 
@@ -68,7 +70,7 @@ def needs(model: torch.nn.Module, method: str) -> list[Any]:
 def outcome(method: str, **options: Any) -> list[Tensor]:
     """Answers to a stream, and what it left."""
     model, batches = inputs()
-    if method == "rmt":
+    if "source_data" in inspect.signature(petal.METHODS[method]).parameters:
         options = {"source_data": [(1 - x, x.mean((1, 2, 3)).mul(10).long()) for x in batches[:2]]} | options
     rate = {"lr": 0.02} if "lr" in inspect.signature(petal.METHODS[method]).parameters else {}
     settings = rate | USUAL.get(method, {}) | options
@@ -111,8 +113,9 @@ def test_an_option_changes_something(method: str, option: str) -> None:
     assert not same(before(method, option), outcome(method, **beside, **{option: value}))
 
 
-def test_source_data_is_learned_from() -> None:
-    assert not same(usual("rmt"), outcome("rmt", source_data=None))
+@pytest.mark.parametrize("method", ["rmt", "gold"])
+def test_source_data_is_learned_from(method: str) -> None:
+    assert not same(usual(method), outcome(method, source_data=None))
 
 
 RANDOM = {name: kind.card.random for name, kind in petal.METHODS.items() if kind.card is not None}

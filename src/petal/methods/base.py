@@ -109,6 +109,7 @@ class Adapter(Portable):
     def corrected(self, logits: Tensor) -> Tensor:
         """The answer to a batch, from what `step` or `prediction` gave: the same, unless a method corrects it by a prior."""
         return logits
+
     def plain_prediction(self, x: Tensor) -> Tensor:
         """The answer to a batch without views, by the networks that `answered_by` names: what `SmallBatch` answers with."""
         return self.logits(getattr(self, self.answered_by[0]), x)

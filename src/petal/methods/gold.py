@@ -129,9 +129,9 @@ class GOLD(SelfTraining):
         return torch.where(count.sum() >= 2, (1 - self.share) * self.moment + self.share * outer, self.moment)
 
     def leading(self, moment: Tensor) -> Tensor:
-        """The eigenvectors of the largest eigenvalues, the largest first."""
-        vectors: Tensor = torch.linalg.eigh(moment).eigenvectors
-        return vectors.flip(1)[:, : self.rank].contiguous()
+        """The eigenvectors of the largest eigenvalues, the largest first; torch has none of half precision."""
+        vectors: Tensor = torch.linalg.eigh(moment.to(torch.promote_types(moment.dtype, torch.float32))).eigenvectors
+        return vectors.flip(1)[:, : self.rank].to(moment.dtype).contiguous()
 
     def classifier(self) -> Tensor:
         """The weights of the last layer [C, D]."""

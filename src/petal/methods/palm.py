@@ -79,7 +79,8 @@ class PALM(Adapter):
             raise ConfigError(f"PALM adapts {adapts!r} parameters and this network has none: adapts='all' takes every one")
         self.adapt(parameters, lr, optimizer)
         self.sizes = [parameter.numel() for parameter in parameters.values()]
-        like = next(iter(parameters.values())).detach()
+        full = torch.promote_types(self.dtype, torch.float32)                   # in float16 EPS would be zero
+        like = torch.zeros((), device=self.device, dtype=full)
         self.register_state("sensitivity", like.new_zeros(sum(self.sizes)))     # of all weights, tensor after tensor
         self.register_state("shares", like.new_zeros(len(self.sizes)))          # of `lr`, for each tensor
 
@@ -104,7 +105,7 @@ class PALM(Adapter):
     def measure(self, gradients: Sequence[Tensor], made: Tensor) -> None:
         """Which tensors are selected, their sensitivity, and the share of the rate that follows from it."""
         selected = (torch.stack(torch._foreach_norm(list(gradients), 1)) <= self.threshold) & made
-        products = [g * p for g, p in zip(gradients, self.adapted.values(), strict=True)]
+        products = [g.to(self.sensitivity.dtype) * p for g, p in zip(gradients, self.adapted.values(), strict=True)]
         now = torch.cat([product.flatten() for product in products]).abs()
         mean = self.momentum * self.sensitivity + (1 - self.momentum) * now
         ratio = ((now - mean).abs() + EPS) / (mean + EPS)

@@ -63,6 +63,8 @@ class PosteriorRates:
         """The rates of parameters by their names."""
         variance = posterior.variance()
         return {name: min(self.most, self.share * float(v.double().mean()) ** 0.5) for name, v in variance.items()}
+
+
 def adam(parameters: Iterable[Any], lr: float) -> torch.optim.Optimizer:
     """The paper's optimizer: Adam with betas 0.9 and 0.999. The fused form needs no parameter-sized scratch."""
     return torch.optim.Adam(parameters, lr=lr, fused=True)

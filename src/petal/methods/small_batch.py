@@ -232,6 +232,12 @@ class SmallBatch(Wrapper):
         if self._layers:
             torch._foreach_copy_([layer.recent for layer in self._layers], [layer.moved for layer in self._layers])
 
+    def _settle(self) -> None:
+        """Between batches no labels are expected, and the estimates have moved nowhere: nothing else is left of a batch."""
+        self._shared.expect(None, 0.0)
+        if self._layers:
+            torch._foreach_copy_([layer.moved for layer in self._layers], [layer.recent for layer in self._layers])
+
     def _look_at_memory(self) -> None:
         """Let the estimates follow the memory, in all classes."""
         assert self._samples is not None
@@ -322,6 +328,7 @@ class SmallBatch(Wrapper):
             self._settle()
             self._seen, self._waiting, classes = map(int, state["counters"].tolist())
             self._shared.begin(classes)
+            self._settle()
         self._samples = state["samples"].to(self.device, self.dtype, copy=True) if "samples" in state else None
         self._facts = state["facts"].to(self.device, copy=True) if "facts" in state else None
         if self.prior is not None:

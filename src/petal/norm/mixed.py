@@ -5,13 +5,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from petal.norm.layers import check_values, source_statistics
+from petal.norm.layers import source_statistics
 
 
 class MixedNorm(_BatchNorm):
     """Batch norm by (1 - share) of the source's statistics and `share` of the batch's (Schneider et al., 2020, eq. 3).
 
-    The batch's variance is the unbiased one, and no gradient flows through statistics, as in public code of the field.
+    The batch's variance is the unbiased one, and no gradient flows through statistics, as in public code of the field. One
+    value a channel has no variance: then the source's statistics count alone.
     """
 
     def __init__(self, layer: _BatchNorm, share: float) -> None:
@@ -23,11 +24,12 @@ class MixedNorm(_BatchNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise."""
-        check_values(x)
         assert self.running_mean is not None
         assert self.running_var is not None
-        with torch.no_grad():
-            var, mean = torch.var_mean(x.to(self.running_mean.dtype), (0, *range(2, x.dim())), correction=1)
-            mean = (1 - self.share) * self.running_mean + self.share * mean
-            var = (1 - self.share) * self.running_var + self.share * var
+        mean, var = self.running_mean, self.running_var
+        if x.numel() > x.shape[1]:
+            with torch.no_grad():
+                seen_var, seen_mean = torch.var_mean(x.to(mean.dtype), (0, *range(2, x.dim())), correction=1)
+                mean = (1 - self.share) * mean + self.share * seen_mean
+                var = (1 - self.share) * var + self.share * seen_var
         return F.batch_norm(x, mean, var, self.weight, self.bias, training=False, eps=self.eps)
