@@ -132,6 +132,7 @@ def test_isotropic(make: object) -> None:
     for k, p in model.named_parameters():
         assert torch.equal(q.mean[k], p)
         assert torch.allclose(q.var[k], torch.full_like(p, 0.04))
+        assert q.var[k].untyped_storage().nbytes() == p.element_size()      # one number, however large the parameter
     moved = copy.deepcopy(model)
     with torch.no_grad():
         for p in moved.parameters():

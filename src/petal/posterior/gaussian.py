@@ -95,10 +95,9 @@ class Gaussian(Frozen):
             if not value.isfinite().all():
                 raise PosteriorError(f"parameter {name!r} of the posterior has values that are not finite")
         freeze = object.__setattr__  # the dataclass is frozen: this is its constructor
-        for group in self.groups:
-            freeze(self, group, _frozen(getattr(self, group)))
-        freeze(self, "var", MappingProxyType({name: _clamped(v) for name, v in self.var.items()}))
-        freeze(self, "buffers", _frozen(self.buffers or {}))
+        for group in (*self.groups, "buffers"):
+            copied = _clamped if group == "var" else _copied
+            freeze(self, group, MappingProxyType({name: copied(v) for name, v in (getattr(self, group) or {}).items()}))
         if self.damping == 0 and any(not (v > 0).all() for v in self.var.values()):
             raise PosteriorError("a variance of zero needs damping > 0: log_prob would divide by zero")
 
@@ -227,8 +226,8 @@ def noise_like(value: Tensor, generator: torch.Generator | None) -> Tensor:
     return torch.randn(value.shape, device=value.device, dtype=value.dtype, generator=generator)
 
 
-def _frozen(values: Named) -> Named:
-    return MappingProxyType({name: value.detach().clone() for name, value in values.items()})
+def _copied(value: Tensor) -> Tensor:
+    return value.detach().clone()
 
 
 def _clamped(value: Tensor) -> Tensor:
