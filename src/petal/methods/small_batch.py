@@ -222,11 +222,6 @@ class SmallBatch(Wrapper):
             self._shared.expect(first.argmax(1).where(first.isfinite().all(1), -1), shuffled)
             return method.plain_prediction(x)
 
-    def _settle(self) -> None:
-        """What the last look moved is nobody's any more."""
-        if self._layers:
-            torch._foreach_copy_([layer.moved for layer in self._layers], [layer.recent for layer in self._layers])
-
     def _follow(self) -> None:
         """Let the estimates be where the last images moved them."""
         if self._layers:
@@ -325,7 +320,6 @@ class SmallBatch(Wrapper):
             for name, layers in self._norms.items():
                 for number, layer in enumerate(layers):
                     layer.recent.copy_(state[f"norm.{name}.{number}"])
-            self._settle()
             self._seen, self._waiting, classes = map(int, state["counters"].tolist())
             self._shared.begin(classes)
             self._settle()
