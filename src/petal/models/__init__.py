@@ -1,5 +1,6 @@
 """Networks and their checkpoints. Every network takes pixels in [0, 1]; normalisation is part of it."""
 
+from petal.errors import renamed
 from petal.models.cost import count_parameters, flops
 from petal.models.libraries import is_function
 from petal.models.normalize import Normalize
@@ -41,3 +42,5 @@ __all__ = [
     "is_function",
     "load_weights",
 ]
+
+__getattr__ = renamed(__name__, Pixels=PixelStatistics)
