@@ -326,9 +326,9 @@ def brightness(x: Tensor, factor: Tensor) -> Tensor:
     return (x * factor).clamp_(0, 1)
 
 
-def contrast(x: Tensor, factor: Tensor) -> Tensor:
-    """Move away from the mean grey of each image."""
-    mean = gray(x).mean((1, 2, 3), keepdim=True)
+def contrast(x: Tensor, factor: Tensor, pixels: tuple[int, ...] = (1, 2, 3)) -> Tensor:
+    """Move away from the mean grey of each image, which is that over these dimensions."""
+    mean = gray(x).mean(pixels, keepdim=True)
     return (x * factor + mean * (1 - factor)).clamp_(0, 1)
 
 

@@ -11,8 +11,9 @@ from typing import TypeVar
 
 import torch
 
+from petal._memory import keep_freed_memory
 from petal.engine.engine import Engine
-from petal.engine.policy import Policy, keep_freed_memory
+from petal.engine.policy import Policy
 from petal.errors import ConfigError
 from petal.methods import Adapter, Wrapper
 
@@ -28,9 +29,8 @@ CPU_COMPILE_AFTER = 20  # compiling takes a CPU some ten seconds: only for a sha
 
 def policy_for(device: torch.device, batch_shape: Sequence[int] | None = None, sizes: Sequence[int] = ()) -> Policy:
     """The policy that "auto" means on a device; with a batch shape, that one, at further `sizes` too, is compiled alone."""
-    shapes = None
-    if batch_shape is not None:
-        shapes = frozenset(torch.Size((size, *batch_shape[1:])) for size in (batch_shape[0], *sizes))
+    each = [] if batch_shape is None else [(size, *batch_shape[1:]) for size in (batch_shape[0], *sizes)]
+    shapes = frozenset(map(torch.Size, each)) or None
     if device.type == "cuda":
         # a residual sum is written once and not added up again by everyone who reads it
         realize = {"realize_reads_threshold": 1}

@@ -12,7 +12,7 @@ import ctypes
 import glob
 import logging
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +153,7 @@ def _launch(
     stream = ctypes.c_void_p(torch.cuda.current_stream(x.device).cuda_stream)
     grid = min(tiles, _processors(x.device))
     with torch.cuda.device(x.device):
-        _driver("cuLaunchKernel", function, grid, 1, 1, 384, 1, 1, shared, stream, places, None)
+        _ask(_cuda(), "cuLaunchKernel", function, grid, 1, 1, 384, 1, 1, shared, stream, places, None)
     return out, sums
 
 
@@ -181,13 +181,9 @@ class _Map(ctypes.Structure):
 
 
 def _described(
-    tensor: Tensor,
-    size: Sequence[int],
-    channels: int,
-    box: int,
-    strides: Sequence[int],
+    tensor: Tensor, size: Sequence[int], channels: int, box: int, strides: Sequence[int],
     corners: tuple[list[int], list[int]] | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """A tensor for the copy engine: its dimensions, innermost first, and the box that it copies at a time.
 
     With the corners of the box that the first tap of a filter moves in, rows of the box are pixels of an image.
@@ -206,10 +202,10 @@ def _described(
     )  # fmt: skip
     layout = ((ctypes.c_uint32 * rank)(*strides), 0, 2, 2, 0)  # no interleaving, 64 bytes swizzled, by lines of 128, zeros
     if corners is None:
-        _driver("cuTensorMapEncodeTiled", *common, (ctypes.c_uint32 * rank)(channels, *[1] * (rank - 2), box), *layout)
+        _ask(_cuda(), "cuTensorMapEncodeTiled", *common, (ctypes.c_uint32 * rank)(channels, *[1] * (rank - 2), box), *layout)
     else:
         lower, upper = ((ctypes.c_int * 2)(*corner) for corner in corners)
-        _driver("cuTensorMapEncodeIm2col", *common, lower, upper, channels, box, *layout)
+        _ask(_cuda(), "cuTensorMapEncodeIm2col", *common, lower, upper, channels, box, *layout)
     return place
 
 
@@ -223,21 +219,16 @@ def _function(device: int, columns: int, tail: int, dtype: torch.dtype) -> tuple
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     with torch.cuda.device(device):
         torch.cuda.current_stream().synchronize()  # there is a context
-        _driver("cuModuleLoadData", ctypes.byref(module), _compiled(columns, tail, stages, dtype))
-        _driver("cuModuleGetFunction", ctypes.byref(function), module, b"convolution")
-        _driver("cuFuncSetAttribute", function, 8, shared)  # the most dynamic shared memory
+        _ask(_cuda(), "cuModuleLoadData", ctypes.byref(module), _compiled(columns, tail, stages, dtype))
+        _ask(_cuda(), "cuModuleGetFunction", ctypes.byref(function), module, b"convolution")
+        _ask(_cuda(), "cuFuncSetAttribute", function, 8, shared)  # the most dynamic shared memory
     return function, shared
 
 
 @cache
 def _compiled(columns: int, tail: int, stages: int, dtype: torch.dtype) -> bytes:
     source = kernel_source(columns, tail, stages, dtype).encode()
-    nvrtc, program = _nvrtc(), ctypes.c_void_p()
-
-    def call(name: str, *arguments: Any) -> None:
-        if code := getattr(nvrtc, name)(*arguments):
-            raise KernelError(f"{name} answered {code}")
-
+    call, program = partial(_ask, _nvrtc()), ctypes.c_void_p()
     call("nvrtcCreateProgram", ctypes.byref(program), source, b"convolution.cu", 0, None, None)
     options = (b"--gpu-architecture=sm_90a", b"--std=c++17")
     call("nvrtcCompileProgram", program, len(options), (ctypes.c_char_p * len(options))(*options))
@@ -252,18 +243,11 @@ def _compiled(columns: int, tail: int, stages: int, dtype: torch.dtype) -> bytes
 def kernel_source(columns: int, tail: int, stages: int, dtype: torch.dtype) -> str:
     """The kernel's text with its constants, and with the registers of one product spelled out."""
     registers = columns // 2
-    constants = {
-        "BN": columns,
-        "TAIL": tail,
-        "STAGES": stages,
-        "BF16": int(dtype == torch.bfloat16),
-        "COLUMNS": f'"{columns}"',
-        "LEFT": f'"{registers}"',
-        "RIGHT": f'"{registers + 1}"',
-        "ADD": f'"{registers + 2}"',
-        "ACCUMULATORS": '"{' + ", ".join(f"%{i}" for i in range(registers)) + '}"',
-        "OPERANDS(d)": ", ".join(f'"+f"(d[{i}])' for i in range(registers)),
-    }
+    constants: dict[str, Any] = {"BN": columns, "TAIL": tail, "STAGES": stages, "BF16": int(dtype == torch.bfloat16)}
+    quoted = {"COLUMNS": columns, "LEFT": registers, "RIGHT": registers + 1, "ADD": registers + 2}
+    constants |= {name: f'"{number}"' for name, number in quoted.items()}
+    constants["ACCUMULATORS"] = '"{' + ", ".join(f"%{i}" for i in range(registers)) + '}"'
+    constants["OPERANDS(d)"] = ", ".join(f'"+f"(d[{i}])' for i in range(registers))
     text = Path(__file__).with_name("convolution.cu").read_text()
     return "".join(f"#define {name} {value}\n" for name, value in constants.items()) + text
 
@@ -289,6 +273,7 @@ def _cuda() -> Any:
         raise KernelError(str(error)) from error
 
 
-def _driver(name: str, *arguments: Any) -> None:
-    if code := getattr(_cuda(), name)(*arguments):
+def _ask(library: Any, name: str, *arguments: Any) -> None:
+    """A call of the driver or the compiler, which answer 0 if all is well."""
+    if code := getattr(library, name)(*arguments):
         raise KernelError(f"{name} answered {code}")

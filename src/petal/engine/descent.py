@@ -211,12 +211,9 @@ class FlatDescent(Descent):
         self._expose(rule)
 
     def restart(
-        self,
-        start: Values,
-        when: Tensor | bool = True,
-        fresh: Callable[[], torch.optim.Optimizer] | None = None,
+        self, start: Values, when: Tensor | bool = True, fresh: Callable[[], torch.optim.Optimizer] | None = None,
         which: Tensor | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Weights as in `start` and an optimizer's state of zeros, where `when` is true; the host does not ask."""
         if self.rule is None or self.linked is not self.optimizer:
             super().restart(start, when, fresh, which)

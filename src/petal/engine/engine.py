@@ -28,13 +28,14 @@ from petal.methods.network import ViewSource
 
 log = logging.getLogger(__name__)
 
+CHOICES = ("low", "low_views", "proven", "seen", "compiled")    # made on the way, by what came
 MAPPINGS = 8    # flat copies that are kept of them: a method may make new ones for every step
 
 
 class Engine:
-    """Executes the steps of one adapter."""
+    """Executes the steps of one adapter; with the `choices` of another engine, it goes on as that one would."""
 
-    def __init__(self, adapter: Adapter, policy: Policy) -> None:
+    def __init__(self, adapter: Adapter, policy: Policy, choices: Mapping[str, Any] | None = None) -> None:
         self.adapter, self.policy = adapter, policy
         self.low, self.low_views = policy.low, policy.low_views
         device = adapter.device
@@ -62,6 +63,7 @@ class Engine:
                     self.member(network)
             flat = self.member(adapter.model).flat
             self.descent = None if flat is None or adapter.descent is None else FlatDescent(self, flat)
+        vars(self).update(choices or {})
 
     # What an adapter asks of its executor
 
@@ -79,7 +81,10 @@ class Engine:
                 return answer
             log.warning("this network leaves the range of float16 and runs in bfloat16 from here on")
             self.low = torch.bfloat16
-            self._forget_programs()
+            for member in self._members.values():
+                member.forget_copies()
+            adapter._networks.clear()
+            self.rooms = [Room()]
             adapter.generator.set_state(random)
             adapter.rewind(declared)
             if self.descent is not None and skipped is not None:
@@ -88,7 +93,7 @@ class Engine:
 
     def again(self) -> Callable[[Adapter], "Engine"]:
         """What makes one like this for a copy of the adapter: with the same choices, so that it rounds the same."""
-        return partial(_continued, self.policy, {name: getattr(self, name) for name in CHOICES})
+        return partial(Engine, policy=self.policy, choices={name: getattr(self, name) for name in CHOICES})
 
     def network(self, module: nn.Module) -> FastNetwork:
         """A network of the adapter in its fast form."""
@@ -229,21 +234,6 @@ class Engine:
             for room in self.rooms:
                 if room.waiting is not None:
                     room.waiting.release()
-
-    def _forget_programs(self) -> None:
-        for member in self._members.values():
-            member.forget_copies()
-        self.adapter._networks.clear()
-        self.rooms = [Room()]
-
-
-CHOICES = ("low", "low_views", "proven", "seen", "compiled")    # made on the way, by what came
-
-
-def _continued(policy: Policy, choices: Mapping[str, Any], adapter: Adapter) -> Engine:
-    engine = Engine(adapter, policy)
-    vars(engine).update(choices)
-    return engine
 
 
 class Flag:

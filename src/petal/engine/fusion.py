@@ -181,16 +181,12 @@ def _call(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
 # Which of the two is faster
 
 
-def fastest_columns(
-    x: Tensor, weight: Tensor, stride: int, padding: Sequence[int], residual: bool, moments: bool
-) -> int:
+def fastest_columns(x: Tensor, weight: Tensor, stride: int, padding: Sequence[int], residual: bool, moments: bool) -> int:
     """The width of the kernel's tiles that is best on this GPU, or 0 where cuDNN's convolution is better."""
     if x.device.type != "cuda" or torch.cuda.get_device_capability(x.device)[0] != 9:
         return 0
     try:
-        return _measured(
-            x.device, x.dtype, tuple(x.shape), tuple(weight.shape), stride, tuple(padding), residual, moments
-        )  # fmt: skip
+        return _measured(x.device, x.dtype, tuple(x.shape), tuple(weight.shape), stride, tuple(padding), residual, moments)
     except convolution.KernelError as error:
         log.warning("a convolution is left to cuDNN: %s", error)
         return 0
@@ -213,10 +209,8 @@ def _measured(
         saved = out.nbytes * (2 * residual + moments) / BYTES_A_SECOND * 1e3
         times = {0: _milliseconds(plain, device) + saved}
         for columns in convolution.widths(weight):
-            times[columns] = _milliseconds(
-                lambda c=columns: convolution.convolution(x, weight, other, stride, padding, moments, c),  # type: ignore[misc]
-                device,
-            )
+            ours = partial(convolution.convolution, x, weight, other, stride, padding, moments, columns)
+            times[columns] = _milliseconds(ours, device)
     best = min(times, key=times.__getitem__)
     shown = ", ".join(f"{columns or 'cuDNN'} {ms:.3f}" for columns, ms in times.items())
     log.info("convolution %s by %s: %s ms", list(images), list(filters), shown)

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from petal._threads import crew
 from petal.calls import shapes
-from petal.engine.networks import WithFeatures, last_layer, with_stored_scales
+from petal.engine.networks import WithFeatures, with_stored_scales
 from petal.engine.programs import Program
 from petal.engine.views import made_together
 from petal.errors import InputError
-from petal.methods.network import Network, ViewSource, logits_of, outputs_of
+from petal.methods.network import Network, ViewSource, last_layer, logits_of, outputs_of
 
 if TYPE_CHECKING:
     from petal.engine.engine import Engine

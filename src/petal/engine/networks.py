@@ -1,7 +1,7 @@
 """Networks in the form in which they run fast: channels-last, convolutions and linear layers in low precision."""
 
-from collections.abc import Iterable, Mapping
-from copy import copy, deepcopy
+from collections.abc import Iterable
+from copy import copy
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from petal.calls import logits_in
 from petal.engine.flat import Layout
-from petal.methods.network import Features, Recorder, logits_of
+from petal.methods.network import Features
+from petal.norm import shared_copy
 
 
 class Member:
@@ -22,7 +23,8 @@ class Member:
     def __init__(self, module: nn.Module, layout: Layout, others: Iterable["Member"] = ()) -> None:
         self.module, self.layout = module, layout
         self.parameters = dict(module.named_parameters())
-        same = (other.flat for other in others if other.flat is not None and self._on_those_of(other))
+        self.tensors = {name: id(parameter) for name, parameter in self.parameters.items()}
+        same = (other.flat for other in others if other.flat is not None and other.tensors == self.tensors)
         self.shared: Tensor | None = next(same, None)
         self.flat: Tensor | None = self.shared
         if self.flat is None and layout.fits(self.parameters):
@@ -43,18 +45,17 @@ class Member:
         Those of `adapted` parameters are among them only if asked for: a network that learns multiplies by the originals.
         """
         if adapted not in self.networks:
-            others = {name: p for name, p in self.parameters.items() if name not in self.adapted}
             layers = [name for name, layer in self.module.named_modules() if isinstance(layer, (_ConvNd, nn.Linear))]
             matrices = {f"{name}.weight".lstrip(".") for name in layers}
-            for name in others.keys() & matrices - self.low_others.keys():
-                self.low_others[name] = others[name].detach().to(low)
+            for name in self.parameters.keys() & matrices - self.adapted - self.low_others.keys():
+                self.low_others[name] = self.parameters[name].detach().to(low)
             lows = dict(self.low_others)
             if adapted and self.flat is not None:
                 self.low_flat = self.flat.to(low)
                 views = self.layout.views(self.low_flat)
                 lows |= {name: view for name, view in views.items() if name in matrices}
             copies = {id(self.parameters[name]): nn.Parameter(low, requires_grad=False) for name, low in lows.items()}
-            self.networks[adapted] = _copied(self.module, copies)
+            self.networks[adapted] = shared_copy(self.module, copies)
             self.refresh()
         elif self.shared is not None or self.stamp != self._versions():
             self.refresh()
@@ -77,19 +78,9 @@ class Member:
         """For another precision."""
         self.low_flat, self.low_others, self.networks = None, {}, {}
 
-    def _on_those_of(self, other: "Member") -> bool:
-        mine, theirs = self.parameters, other.parameters
-        return bool(mine) and mine.keys() == theirs.keys() and all(mine[name] is theirs[name] for name in mine)
-
     def _versions(self) -> int:
         flat = 0 if self.flat is None else self.flat._version
         return flat + sum(p._version for p in self.parameters.values())
-
-
-def _copied(network: nn.Module, others: Mapping[int, object]) -> nn.Module:
-    """The same network on the same tensors, but for those tensors or layers that `others` replaces, by their `id`."""
-    shared: dict[int, object] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
-    return deepcopy(network, shared | dict(others))
 
 
 class WithFeatures(nn.Module):
@@ -98,7 +89,7 @@ class WithFeatures(nn.Module):
     def __init__(self, network: nn.Module, last: str) -> None:
         super().__init__()
         self.kept = _Kept(network.get_submodule(last))
-        self.network = _copied(network, {id(self.kept.layer): self.kept})
+        self.network = shared_copy(network, {id(self.kept.layer): self.kept})
 
     def forward(self, x: Tensor) -> Features:
         """Features [N, D] and logits [N, C]."""
@@ -121,15 +112,6 @@ class _Kept(nn.Module):
         """The layer's output."""
         self.features = x
         return self.layer(x)  # type: ignore[no-any-return]
-
-
-def last_layer(network: nn.Module, x: Tensor) -> str:
-    """The name of the last linear layer to run on a batch."""
-    with torch.no_grad(), Recorder(network) as recorder:
-        logits_of(network, x)
-        recorder.taken()
-    names = {layer: name for name, layer in network.named_modules()}
-    return names[recorder.last] if recorder.last is not None else ""
 
 
 class StoredScale(nn.BatchNorm2d):
@@ -155,4 +137,4 @@ def with_stored_scales(network: nn.Module) -> nn.Module:
         if type(layer) is nn.BatchNorm2d and layer.affine and layer.running_mean is None:
             fast[id(layer)] = stored = copy(layer)
             stored.__class__ = StoredScale
-    return _copied(network, fast)
+    return shared_copy(network, fast)

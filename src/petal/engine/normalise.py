@@ -43,7 +43,5 @@ def _launch(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor)
 _library.impl("normalise", _plain, "CPU")  # type: ignore[no-untyped-call]
 _library.impl("normalise", _launch, "CUDA")  # type: ignore[no-untyped-call]
 torch.library.register_fake(
-    "petal::normalise",
-    lambda x, *_: torch.empty_like(x, memory_format=torch.channels_last),
-    lib=_library,
+    "petal::normalise", lambda x, *_: torch.empty_like(x, memory_format=torch.channels_last), lib=_library
 )

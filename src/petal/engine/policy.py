@@ -1,6 +1,5 @@
 """Choices of execution, in one place."""
 
-import ctypes
 import functools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -60,21 +59,6 @@ class Policy:
         if one_thread:  # C++ from end to end lets go of Python's lock while it runs: other threads do not wait
             options |= {"cpp.threads": 1, "cpp_wrapper": True}
         return torch.compile(function, backend=self.backend, dynamic=False, options=options or None)
-
-
-def keep_freed_memory() -> bool:
-    """Let this process keep memory that it has freed, for its next batch; whether that could be arranged.
-
-    On a CPU the feature maps of a batch are allocated and freed with every layer. glibc hands blocks of that size back to
-    the system at once, which has to clear them page by page when they are asked for again: a fourth of a step. It is a
-    choice for a whole process, so the commands make it for theirs, and whoever calls `accelerate` in their own may.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError, TypeError):  # not glibc
-        return False
-    largest, rest = -3, -1  # M_MMAP_THRESHOLD, above which a block is mapped alone; M_TRIM_THRESHOLD, kept at the end
-    return bool(mallopt(largest, 1 << 30)) and bool(mallopt(rest, (1 << 31) - 1))
 
 
 def fixed_algorithms() -> bool:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from petal.augment import KERNEL, Parts, Views, brightness, contrast, finish, gamma, gray, hue, positions, saturation
+from petal.augment import KERNEL, Parts, Views, brightness, contrast, finish, gamma, hue, positions, saturation
 from petal.engine.passes import kernels_for
 from petal.engine.policy import Policy
 from petal.methods.network import ViewSource
@@ -47,7 +47,9 @@ class Maker:
 
         strength = views.noise  # a constant for the compiler: as an argument it would keep the loop from being vectorised
         # brightness, gamma and resampling are single calls already
-        colours = (brightness, gain(_contrast if self.side_by_side else contrast), gain(saturation), gain(hue), gamma)
+        dims = (2,) if self.side_by_side else (1, 2, 3)
+        contrasted = gain(lambda x, factor: contrast(x, factor, dims))
+        colours = (brightness, contrasted, gain(saturation), gain(hue), gamma)
         if self.side_by_side:
             # a function each: the compiler counts recompilations by function
             down, across = gain(lambda x, weights: _blurred(x, weights, 1)), gain(lambda x, weights: _blurred(x, weights, 2))
@@ -91,11 +93,6 @@ def bilinear_taps(at: Tensor, size: torch.Size) -> tuple[Tensor, Tensor]:
     places = torch.stack([top * width + left, top * width + right, low * width + left, low * width + right], 1)
     x, y = x - left, y - top
     return places.long(), torch.stack([(1 - x) * (1 - y), x * (1 - y), (1 - x) * y, x * y], 1)
-
-
-def _contrast(x: Tensor, factor: Tensor) -> Tensor:
-    """`petal.augment.contrast` of images side by side, [1, C, pixels, N]."""
-    return (x * factor + gray(x).mean(2, keepdim=True) * (1 - factor)).clamp_(0, 1)
 
 
 def _blurred(x: Tensor, weights: Tensor, dim: int) -> Tensor:

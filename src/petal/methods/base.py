@@ -18,19 +18,18 @@ from petal.methods.descent import Descent
 from petal.methods.describe import description
 from petal.methods.executor import Executor
 from petal.methods.inputs import check_batch, check_number, generator_of
+from petal.methods.learner import Learner
 from petal.methods.network import Network, Sharing, ViewSource, logits_of
-from petal.methods.portable import Portable
 from petal.methods.rates import FanIn, adam
 from petal.methods.state import misfits, optimizer_state, optimizer_to_load
 from petal.norm import batch_norms, network_copy
 from petal.order import Keys
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
-CARRIED = ("skipped", "restored", "standing")       # of a descent, to the one that takes its place
 Rates = float | FanIn | Mapping[str, float]
 
 
-class Adapter(Portable):
+class Adapter(Learner):
     """A classifier that adapts to what it sees.
 
     To add a method, derive from this class and write `step` (predict a batch and adapt to it) and, if the prediction is
@@ -243,55 +242,6 @@ class Adapter(Portable):
         """What a checkpoint is called after: the name of the class."""
         return type(self).__name__
 
-    @property
-    def optimizer(self) -> torch.optim.Optimizer | None:
-        """The optimizer of the adapted parameters, if there are any."""
-        return None if self.descent is None else self.descent.optimizer
-
-    @property
-    def skipped(self) -> int:
-        """Updates not made because the loss or a gradient was not finite."""
-        return 0 if self.descent is None else self.descent.skipped
-
-    @skipped.setter
-    def skipped(self, value: int) -> None:
-        if self.descent is not None:
-            self.descent.skipped = value
-
-    @property
-    def restored(self) -> Tensor | float:
-        """The share of the weights that the last step put back."""
-        return 0.0 if self.descent is None else self.descent.restored
-
-    @restored.setter
-    def restored(self, value: Tensor | float) -> None:
-        if self.descent is not None:
-            self.descent.restored = value
-
-    def execute_with(self, executor: Executor | None) -> None:
-        """Let calls be carried out by `executor`, or by the plain code if there is none (see `petal.accelerate`)."""
-        if self.descent is not None:
-            descent = self.plain_descent() if executor is None else executor.descent
-            assert descent is not None
-            for name in CARRIED:
-                setattr(descent, name, getattr(self.descent, name))
-            self.descent.clear()
-            self.descent.release()
-            self.descent = descent
-        self.executor, self._networks = executor, {}
-
-    def plain_descent(self) -> Descent | None:
-        """The descent in plain torch, with an optimizer of its own: an executor's has one counter of steps for all."""
-        if self.descent is None:
-            return None
-        optimizer = self._fresh_optimizer()
-        kept = optimizer_state(self.descent.optimizer, self.adapted)
-        optimizer.load_state_dict(optimizer_to_load(optimizer, self.adapted, kept, []))
-        plain = Descent(self.adapted, optimizer, self.generator)
-        for name in CARRIED:
-            setattr(plain, name, getattr(self.descent, name))
-        return plain
-
     def forward(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict a batch and adapt to it. Returns logits; a refused batch leaves the state as it was.
 
@@ -436,14 +386,6 @@ class Adapter(Portable):
 
     def _run(self, body: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         return body(x) if self.executor is None else self.executor.run(body, x)
-
-    def _fresh_optimizer(self) -> torch.optim.Optimizer:
-        if not isinstance(self.lr, Mapping):
-            return self._make_optimizer(list(self.adapted.values()), self.lr)
-        groups: dict[float, list[nn.Parameter]] = {}
-        for name, parameter in self.adapted.items():
-            groups.setdefault(self.lr[name], []).append(parameter)
-        return self._make_optimizer([{"params": p, "lr": rate} for rate, p in groups.items()], max(groups))
 
     def _declared_state(self) -> dict[str, Tensor]:
         named = {f"state.{name}": getattr(self, name) for name in self._declared}

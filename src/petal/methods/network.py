@@ -91,6 +91,15 @@ class Recorder:
         return self.input
 
 
+def last_layer(module: nn.Module, x: Tensor) -> str:
+    """The name of the last linear layer to run on a batch."""
+    with torch.no_grad(), Recorder(module) as recorder:
+        logits_of(module, x)
+        recorder.taken()
+    names = {layer: name for name, layer in module.named_modules()}
+    return names[recorder.last] if recorder.last is not None else ""
+
+
 class Sharing(Protocol):
     """How processes share out the views of a batch (see `petal.parallel`)."""
 

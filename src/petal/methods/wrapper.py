@@ -1,7 +1,6 @@
 """What goes around a method: an adapter that hands on to another one all it does not do itself."""
 
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from typing import Any, ClassVar
 
 import torch
@@ -12,6 +11,7 @@ from petal.methods.base import Adapter
 from petal.methods.descent import Descent
 from petal.methods.executor import Executor
 from petal.methods.state import misfits
+from petal.norm import shared_copy
 from petal.order import Keys
 
 
@@ -194,8 +194,6 @@ def check_learner(wrapper: str, adapter: Adapter) -> None:
 
 def beginning(adapter: Adapter) -> nn.Module:
     """The network as it was after construction, frozen; what does not adapt is shared with the adapter's own."""
-    memo: dict[int, object] = {id(t): t for t in (*adapter.model.parameters(), *adapter.model.buffers())}
-    for name, value in adapter.origin().items():
-        memo[id(adapter.adapted[name])] = nn.Parameter(value, requires_grad=False)
     with torch.inference_mode(False):
-        return deepcopy(adapter.model, memo)
+        first = {name: nn.Parameter(value, requires_grad=False) for name, value in adapter.origin().items()}
+        return shared_copy(adapter.model, {id(adapter.adapted[name]): value for name, value in first.items()})

@@ -11,7 +11,7 @@ other statistics. `network_copy` is the door.
 from petal.norm.layers import AFFINE_LAYERS, affine_parameters, batch_norms, replaced, source_statistics, unwrapped
 from petal.norm.mixed import MixedNorm
 from petal.norm.moving import InstanceAwareNorm, MovingNorm, RobustNorm, following, instance_aware
-from petal.norm.network import network_copy, plain_copy
+from petal.norm.network import network_copy, plain_copy, shared_copy
 from petal.norm.recent import Following, RecentNorm, with_recent_norm
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "network_copy",
     "plain_copy",
     "replaced",
+    "shared_copy",
     "source_statistics",
     "unwrapped",
     "with_recent_norm",

@@ -1,6 +1,6 @@
 """The copy of a network that a method works on, normalised as the method asks for."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import partial
 
@@ -75,3 +75,9 @@ def plain_copy(network: nn.Module, running: bool) -> nn.Module:
             module.num_batches_tracked = torch.zeros((), dtype=torch.long, device=kept[0].device)
         vars(module).pop("source_statistics", None)
     return network
+
+
+def shared_copy(network: nn.Module, others: Mapping[int, object]) -> nn.Module:
+    """The same network on the same tensors, but for those tensors or layers that `others` replaces, by their `id`."""
+    shared: dict[int, object] = {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
+    return deepcopy(network, shared | dict(others))
