@@ -37,7 +37,7 @@ def run(adapter: petal.Adapter, first: int, count: int) -> list[torch.Tensor]:
     return [adapter(images(seed=seed)) for seed in range(first, first + count)]
 
 
-@pytest.mark.parametrize("method", sorted(petal.METHODS.keys() - ALONE))
+@pytest.mark.parametrize("method", [name for name in petal.METHODS if name not in ALONE])
 def test_one_value_a_channel_is_refused_with_advice(method: str) -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).eval()
     given = {}

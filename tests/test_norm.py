@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from networks import images, network
 from petal import BatchNorm, InputError
 from petal.norm import (
+    Following,
     MixedNorm,
     RecentNorm,
     RobustNorm,
@@ -204,14 +205,17 @@ def test_layers_in_place_of_others_are_in_their_mode(training: bool) -> None:
     assert [layer.training for _, layer in batch_norms(found)] == [training] * 2
 
 
-def test_a_window_of_fewer_images_than_classes_is_the_last_batch() -> None:
-    layer = nn.BatchNorm1d(2).double().eval()
-    norm = RecentNorm(layer, window=2, source=0.0, own=0.0)
-    x = torch.tensor([[3.0, 1.0], [5.0, -1.0], [2.0, 7.0]], dtype=torch.float64)
+def test_a_window_of_fewer_images_than_classes_is_the_last_image_of_each() -> None:
+    x = torch.tensor([[3.0, 1.0], [2.5, -1.0], [2.0, 3.5]], dtype=torch.float64)
+    shared = Following(2.0, like=x)
+    norm = RecentNorm(nn.BatchNorm1d(2).double().eval(), shared, source=0.0, own=0.0)
+    shared.begin(5)
+    shared.expect(torch.tensor([0, 0, 3]), shuffled=0.0)
     norm(x)
-    norm.learn(torch.tensor([0, 0, 3]), 5)
-    expected = torch.tensor([[4.0, 0.0], [0.0, 0.0], [0.0, 0.0], [2.0, 7.0], [0.0, 0.0]], dtype=torch.float64)
-    assert torch.equal(norm.recent[0], expected)                    # of classes not seen, the source's
+    expected = torch.zeros(5, 2, dtype=torch.float64)               # of classes not seen, the source's
+    for image, label in zip(x, (0, 0, 3), strict=True):
+        expected[label] = 0.001 * expected[label] + 0.999 * image
+    assert torch.allclose(norm.moved[0, :5], expected, atol=1e-12)
 
 
 def test_statistics_of_a_batch_in_low_precision_are_taken_in_full() -> None:

@@ -23,7 +23,9 @@ class Portable(nn.Module):
     """What adapters and wrappers are besides a method.
 
     `copy.deepcopy`, pickle and `torch.save` work, and the copy goes on as the original would, to the bit; one that is
-    accelerated makes an engine of its own. Calls from several threads wait for each other.
+    accelerated makes an engine of its own. Calls from several threads wait for each other. Another process is given what
+    `pickle.dumps` makes of it: as an argument of `multiprocessing.Process` torch would send an adapter as shared tensors, of
+    a copy that is gone before the process has started.
     """
 
     stopped: bool                               # learning is off
