@@ -126,3 +126,35 @@ def test_features_are_what_the_last_linear_layer_is_given(engine: str) -> None:
     assert features.shape == (12, 7)
     assert (features >= 0).all()
     torch.testing.assert_close(adapter.model.last(features), logits)
+
+
+def test_a_method_written_for_an_earlier_version_works_on() -> None:
+    """It names its weights in `_weights` and puts them back itself."""
+    with pytest.warns(DeprecationWarning, match="Earlier._weights: name what changes in register_network"):
+
+        class Earlier(petal.Adapter):
+            def __init__(self, model: nn.Module) -> None:
+                super().__init__(model, batch_statistics=True)
+                self.mean = nn.Parameter(torch.zeros(5), requires_grad=False)
+                self.adapt(petal.norm.affine_parameters(self.model), 0.1)
+
+            def _weights(self) -> dict[str, Tensor]:
+                return super()._weights() | {"mean": self.mean}
+
+            def _restore_initial(self) -> None:
+                self.mean.zero_()
+
+            def step(self, x: Tensor) -> Tensor:
+                logits = self.forward_through(self.model, x)
+                self.update(logits.square().mean())
+                self.mean.add_(logits.detach().mean(0))
+                return logits
+
+    adapter, other = Earlier(network()), Earlier(network())
+    adapter(images())
+    state = adapter.state_dict()
+    assert state["mean"].abs().sum() > 0
+    other.load_state_dict(state)
+    assert torch.equal(other(images(seed=1)), adapter(images(seed=1)))
+    adapter.reset()
+    assert not adapter.mean.any()

@@ -1,5 +1,6 @@
 """What every method is: a module with one verb. Calling it predicts a batch and adapts to it."""
 
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -94,6 +95,10 @@ class Adapter(Learner):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.card = vars(cls).get("card")    # a class derived from a method is another method
+        if "_weights" in vars(cls):
+            text = f"{cls.__name__}._weights: name what changes in register_network and register_state instead"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            cls.weights = vars(cls)["_weights"]  # type: ignore[method-assign]
 
     # The step of a method
 
@@ -325,6 +330,9 @@ class Adapter(Learner):
 
     # What goes around a method uses these
 
+    def _weights(self) -> dict[str, Tensor]:
+        return Adapter.weights(self)        # for classes that extend it under this earlier name
+
     def weights(self) -> dict[str, Tensor]:
         """The tensors that adapt, by name in the state: the student's parameters, and those that follow them."""
         networks = {"model": self.model} | self._following
@@ -398,6 +406,7 @@ class Adapter(Learner):
                 name = key.partition(".")[2]
                 if start is not None or name in self._start:
                     value.copy_(self._start[name] if start is None else start)
+            getattr(self, "_restore_initial", lambda: None)()       # of a class written for an earlier version
             for name, start in self._declared.items():
                 setattr(self, name, None if start is None else start.clone())
         if self.descent is not None:
