@@ -15,12 +15,17 @@ def small(adapter: petal.Adapter) -> petal.Adapter:
     return petal.SmallBatch(adapter, memory=12, every=12)
 
 
+def asr(adapter: petal.Adapter) -> petal.Adapter:
+    """One that never resets everything."""
+    return petal.ASR(adapter, level=0.6, keep=1.0, slope=0.2)
+
+
 FACTORIES = {name: Factory(method) for name, method in petal.METHODS.items()} | {
     "flagship": Factory(petal.Petal, **(flagship() | {"warmup": 3})),
     "flagship, tempered": Factory(petal.Petal, **(flagship() | {          # with all that it can have besides
         "answer": "teacher+samples", "calibrate": "teacher+student-view", "prior_weight": 1e-4, "samples": 2})),
     "petal+guard": Factory(petal.Petal, [petal.Guard]),
-    "eta+asr": Factory(petal.ETA, [petal.ASR]),
+    "eta+asr": Factory(petal.ETA, [asr], similarity=1.0),
     "eta+reservoir": Factory(petal.ETA, [petal.Reservoir]),
     "tent+order": Factory(petal.Tent, [petal.Ordered]),
     "tent+small": Factory(petal.Tent, [small]),
