@@ -4,11 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from petal import METHODS, ConfigError
+from petal.checks.learning import within_rounding
 from petal.cli import app
 
+NAN, INF = float("nan"), float("inf")
 MISTAKES = """
 import torch
 import petal
@@ -137,3 +140,13 @@ def test_what_goes_around_a_method_is_checked_with_it() -> None:
 def test_what_there_is_not_is_named(arguments: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         run(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [([1.0, NAN, INF], True), ([1.001, NAN, INF], True), ([1.1, NAN, INF], False), ([NAN, NAN, INF], False),
+     ([1.0, 0.0, INF], False), ([1.0, NAN, 0.0], False), ([1.0, NAN, -INF], False), ([1.0, NAN], False)],
+)  # fmt: skip
+def test_state_of_the_engine_is_near_where_all_that_is_no_number_is_equal(other: list[float], same: bool) -> None:
+    assert within_rounding(torch.tensor([1.0, NAN, INF]), torch.tensor(other)) is same
+    assert not within_rounding(torch.tensor([1, 2]), torch.tensor([1, 3]))

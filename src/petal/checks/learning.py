@@ -207,10 +207,11 @@ def _same_within_rounding(plain: Adapter, fast: Adapter, advice: str) -> None:
         near = bool(away <= 2e-3 * way + 1e-6 * size)
         require(near, f"on the engine weights are {float(away / way):.1%} of their way off: {advice}")
     for key, value in mine.items():
-        require(key in moved or _near(value, theirs[key]), f"on the engine {key!r} of the state is another: {advice}")
+        fits = key in moved or within_rounding(value, theirs[key])
+        require(fits, f"on the engine {key!r} of the state is another: {advice}")
 
 
-def _near(value: Tensor, other: Tensor) -> bool:
+def within_rounding(value: Tensor, other: Tensor) -> bool:
     """True for equal values, or numbers within rounding beside what is not finite and equal: some state begins so."""
     if value.shape != other.shape or not value.is_floating_point():
         return torch.equal(value, other)
