@@ -10,11 +10,6 @@ from petal.checks import Check, Factory, NotApplicable, check_method
 from petal.recommended import flagship
 
 
-def small(adapter: petal.Adapter) -> petal.Adapter:
-    """One that learns within a check."""
-    return petal.SmallBatch(adapter, memory=12, every=12)
-
-
 def asr(adapter: petal.Adapter) -> petal.Adapter:
     """One that never resets everything."""
     return petal.ASR(adapter, level=0.6, keep=1.0, slope=0.2)
@@ -28,9 +23,9 @@ FACTORIES = {name: Factory(method) for name, method in petal.METHODS.items()} | 
     "eta+asr": Factory(petal.ETA, [asr], similarity=1.0),
     "eta+reservoir": Factory(petal.ETA, [petal.Reservoir]),
     "tent+order": Factory(petal.Tent, [petal.Ordered]),
-    "tent+small": Factory(petal.Tent, [small]),
-    "flagship+small": Factory(petal.Petal, [small], **(flagship() | {"warmup": 3})),
-    "petal+small+guard": Factory(petal.Petal, [small, petal.Guard]),
+    "tent+small": Factory(petal.Tent, [petal.SmallBatch]),
+    "flagship+small": Factory(petal.Petal, [petal.SmallBatch], **(flagship() | {"warmup": 3})),
+    "petal+small+guard": Factory(petal.Petal, [petal.SmallBatch, petal.Guard]),
 }
 CHECKS = [pytest.param(check, id=f"{name}: {check}") for name in FACTORIES for check in check_method(FACTORIES[name])]
 ALONE = {"source", "lame", "rotta", "note", "petta", "memo"}       # by running statistics: one value a channel is enough
