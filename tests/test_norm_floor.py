@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from petal.norm import RecentNorm
+from petal.norm import Following, RecentNorm
 
 
 @pytest.mark.parametrize("variance", [0.5, 2.0])
@@ -13,10 +13,14 @@ def test_the_variance_is_at_least_a_twentieth_of_the_sources(variance: float, va
     """After many images of one value there is no variance left in what was seen."""
     layer = nn.BatchNorm1d(1, eps=0.0).double().eval()
     layer.running_var.fill_(variance)
-    norm = RecentNorm(layer, window=2, source=0.0, own=0.0)
+    shared = Following(2.0, like=layer.weight)
+    norm = RecentNorm(layer, shared, source=0.0, own=0.0)
+    shared.begin(2)
     for _ in range(60):
+        shared.expect(torch.tensor([0, 0, 1, 1]), shuffled=0.0)
         norm(torch.full((4, 1), value, dtype=torch.float64))
-        norm.learn(torch.tensor([0, 0, 1, 1]), 2)
+        norm.recent.copy_(norm.moved)
+    shared.expect(None, shuffled=0.0)
     x = torch.tensor([[value], [value + 1]], dtype=torch.float64)
     below, above = norm(x).flatten().tolist()
     assert below == pytest.approx(0.0, abs=1e-6)

@@ -48,7 +48,7 @@ def test_formats_to_standard_output(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "start"),
-    [("r.md", "# "), ("r.tex", "%"), ("r.csv", "benchmark,"), ("r.json", "{"), ("r.txt", "E")],
+    [("r.md", "# "), ("r.tex", "%"), ("r.csv", "benchmark,"), ("r.json", "{"), ("r.txt", "All scores")],
 )
 def test_the_name_of_the_file_says_the_format(folder: Path, tmp_path: Path, name: str, start: str) -> None:
     result = call(folder, "--out", tmp_path / "new" / name)
@@ -71,7 +71,7 @@ def test_markdown_links_the_figures_from_where_it_lies(folder: Path, tmp_path: P
     page = (docs / "results.md").read_text(encoding="utf-8")
     assert "](images%20%281%29/cifar10-stream.svg)" in page
     assert (docs / "images (1)" / "cifar10-stream.svg").stat().st_size > 10_000
-    assert "wrote 5 figures" in result.output
+    assert "wrote 6 figures" in result.output
 
 
 def test_html_goes_into_the_run_folder(folder: Path) -> None:

@@ -18,7 +18,7 @@ TEACHER = {"lr": 1e-3, "ema": 0.999, "views": 32, "confidence": 0.92, "steps": 1
             petal.Petal,
             TEACHER
             | {"restore": petal.Fisher(0.03), "gate": "sample", "average": "probs", "prior_weight": 1e-9, "posterior": None}
-            | {"learn": "plain", "target": "teacher", "answer": "teacher", "warmup": None},
+            | {"learn": "plain", "target": "teacher", "answer": "teacher", "warmup": None, "calibrate": None, "samples": 4},
         ),
     ],
 )

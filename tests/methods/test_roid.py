@@ -81,6 +81,7 @@ def test_unweighted_consistency_counts_every_image() -> None:
         assert close(value, old - gradient, 1e-10)
 
 
+@pytest.mark.filterwarnings("ignore:a batch of one sample:petal.PetalWarning")
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_images_that_are_all_alike_weigh_the_same(norm: str) -> None:
     model, (x, *_) = inputs(norm)

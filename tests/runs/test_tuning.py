@@ -75,7 +75,7 @@ def test_the_error_decides_and_the_brier_score_between_equals(source: Path, monk
 
     def scored(adapter: Adapter, stream: Any) -> Any:
         error, brier = scores[adapter.prior_weight]
-        return SimpleNamespace(mean=SimpleNamespace(error=error, nll=1.0, brier=brier))
+        return SimpleNamespace(mean=SimpleNamespace(error=error, nll=1.0, brier=brier, ece=0.1))
 
     monkeypatch.setattr("petal.runs.tuning.evaluate", scored)
     for alphas in (list(scores), list(reversed(scores))):
