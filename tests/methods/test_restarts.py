@@ -1,39 +1,55 @@
-"""When methods reset themselves, by hand."""
+"""Resets that methods decide on, against sums written out."""
 
 import math
 
+import numpy as np
+import pytest
 import torch
-from torch import Tensor
 
-from petal.methods.resets import Every, LossAverage
+import petal
+from methods.field import flat, inputs
+from methods.golden import fast, sgd
+from petal.methods.resets import Every, LossAverage, restart
 
 
-def test_a_reset_is_due_after_so_many_batches_that_count_and_once() -> None:
-    every, count, seen = Every(3), torch.zeros((), dtype=torch.int64), []
-    good, bad = torch.zeros(2, 5), torch.full((2, 5), math.nan)
-    for logits in (good, bad, good, good, bad, bad, good, good, good):
+def test_a_moving_average_of_losses() -> None:
+    level = LossAverage(threshold=0.5, momentum=0.7)
+    average, known = torch.tensor(math.inf), None
+    for number, loss in enumerate([0.9, 0.3, math.nan, 0.1, 0.4, 0.05]):
+        there = number != 4                                                 # no loss in this batch
+        average = level.follow(average, torch.tensor(loss), torch.tensor(there))
+        if there and not math.isnan(loss):
+            known = loss if known is None else 0.7 * known + 0.3 * loss
+        assert np.isclose(average, known)
+        assert bool(level.collapsed(average)) is (known < 0.5)
+    assert known < 0.5
+
+
+def test_every_so_many_updates_counts_finite_answers() -> None:
+    every, count, times = Every(3), torch.zeros((), dtype=torch.int64), []
+    for number in range(10):
+        logits = torch.full((2, 2), math.nan if number in (1, 2) else 0.0)
         count, due = every.due(count, logits)
-        seen.append(bool(due))
-    assert seen == [False, False, False, True, False, False, False, False, True]
-    assert int(count) == 6
+        times += [number] * bool(due)
+    assert times == [4, 7]                                                  # after the third, sixth finite one
+    assert int(count) == 8
 
 
-def test_the_average_begins_with_the_first_loss_and_leaves_out_what_is_none() -> None:
-    level, average = LossAverage(threshold=0.2, momentum=0.75), torch.tensor(math.inf)
-    yes, no = torch.tensor(True), torch.tensor(False)
-
-    def follow(loss: float, when: Tensor = yes) -> float:
-        nonlocal average
-        average = level.follow(average, torch.tensor(loss), when)
-        return float(average)
-
-    assert follow(9.0, no) == math.inf
-    assert follow(0.4) == torch.tensor(0.4)
-    assert math.isclose(follow(0.8), 0.75 * 0.4 + 0.25 * 0.8, rel_tol=1e-6)
-    kept = float(average)
-    assert follow(0.0, no) == kept
-    assert follow(math.nan) == kept
-    assert not level.collapsed(average)
-    while follow(0.0) >= 0.2:
-        assert not level.collapsed(average)
-    assert level.collapsed(average)
+@pytest.mark.parametrize("engine", [False, True])
+@pytest.mark.parametrize("optimizer", [True, False])
+def test_a_restart_with_and_without_the_optimizers_state(optimizer: bool, engine: bool) -> None:
+    model, (x, y, *_) = inputs(dtype=torch.float32 if engine else torch.float64)
+    adapter = petal.Tent(model, 0.1, optimizer=sgd)
+    start = {name: value.clone() for name, value in adapter.origin().items()}
+    if engine:
+        fast(adapter)
+    adapter(x)
+    moved = flat(adapter.adapted)
+    restart(adapter, start, torch.tensor(False), optimizer)
+    assert torch.equal(flat(adapter.adapted), moved)
+    restart(adapter, start, torch.tensor(True), optimizer)
+    assert torch.equal(flat(adapter.adapted), flat(start))
+    adapter(y)
+    fresh = petal.Tent(model, 0.1, optimizer=sgd)
+    fresh(y)
+    assert torch.allclose(flat(adapter.adapted), flat(fresh.adapted), atol=1e-5) is optimizer
