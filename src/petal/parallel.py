@@ -22,6 +22,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from importlib import import_module
 from typing import Any, TypeVar
 
 import torch
@@ -233,6 +234,9 @@ def join(device: torch.device | str = "cpu", timeout: float = TIMEOUT) -> Ranks 
             return None
         if not timeout > 0:
             raise ConfigError(f"timeout must be a number of seconds above 0, got {timeout!r}")
+        # torch.compile imports this, and what is imported after the meeting keeps the group in its functions' defaults:
+        # then `leave` cannot end gloo's threads, and one that lets a tensor go while Python ends aborts the process.
+        import_module("torch.distributed.nn.functional")
         backend = "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
         try:
             dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
