@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-import torch.distributed.nn  # its functions would have the group as a default, and keep it, if there were one already
 from torch import Tensor
 
 import petal
