@@ -6,6 +6,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from inspect import signature
 from types import SimpleNamespace
 
 import torch
@@ -24,6 +25,7 @@ def make(name: str, engine: str) -> Adapter:
     model = network()
     views = {"views": 1, "confidence": 0.9} if issubclass(METHODS[method], MeanTeacher) else {}
     views |= {"views": 2} if method == "memo" else {}
+    views |= {"memory": 8} if "memory" in signature(METHODS[method]).parameters else {}
     prior = [DiagonalGaussian.isotropic(model, 0.1)] if method == "petal" else needed(method, model)
     adapter: Adapter = METHODS[method](model, *prior, **views)
     for wrapper in around:
