@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-gpu soak lint docs clean
+.PHONY: help demo test test-gpu soak lint docs site clean
 
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -35,5 +35,8 @@ docs: $(STAMP)   ## the reference pages, from docstrings and cards
 	$(BIN)/python tools/make_api.py
 	$(BIN)/python tools/make_methods.py
 
+site: $(STAMP)   ## the documentation as pages, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
 clean:           ## remove what the targets above made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,5 +1,6 @@
 """The pages: their links lead somewhere, and what they say about the code is what the code says."""
 
+import json
 import re
 import tomllib
 from operator import attrgetter
@@ -10,18 +11,27 @@ import pytest
 import petal
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+
+
+def written(page: Path) -> str:
+    """A page's Markdown; of a notebook that of its cells of text."""
+    text = page.read_text(encoding="utf-8")
+    if page.suffix != ".ipynb":
+        return text
+    return "\n\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"] if cell["cell_type"] == "markdown")
 
 
 def prose(page: Path) -> str:
     """A page without its blocks and spans of code, where brackets are no links."""
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    text = re.sub(r"^```.*?^```$", "", written(page), flags=re.M | re.S)
     return re.sub(r"`[^`\n]*`", "", text)
 
 
 def anchors(page: Path) -> set[str]:
     """The anchors that GitHub makes of a page's headings."""
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    text = re.sub(r"^```.*?^```$", "", written(page), flags=re.M | re.S)
     found: list[str] = []
     for heading in re.findall(r"^#+ (.*)$", text, flags=re.M):
         name = re.sub(r"[^\w\- ]", "", heading.replace("\\", "").lower()).replace(" ", "-")
@@ -35,7 +45,7 @@ def links(page: Path) -> list[str]:
     return [link for link in found if not re.match(r"[a-z]+:", link)]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", PAGES + TUTORIALS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_relative_link_leads_somewhere(page: Path) -> None:
     broken = []
     for link in links(page):
@@ -65,8 +75,8 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     reached = [ROOT / "README.md"]
     for page in reached:
         targets = [(page.parent / link.partition("#")[0]).resolve() for link in links(page)]
-        reached += [t for t in dict.fromkeys(targets) if t.suffix == ".md" and t not in reached]
-    assert set(PAGES) <= set(reached)
+        reached += [t for t in dict.fromkeys(targets) if t.suffix in (".md", ".ipynb") and t not in reached]
+    assert set(PAGES + TUTORIALS) <= set(reached)
 
 
 def test_the_architecture_page_has_the_layers_of_the_import_contract() -> None:

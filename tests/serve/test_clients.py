@@ -196,12 +196,12 @@ def test_a_version_that_was_kept_can_be_asked(server: Running, x: Array) -> None
     assert np.abs(now["logits"] - then["logits"]).max() > 5 * gap
 
 
-def test_curl_by_the_readme(server: Running, source: Path) -> None:
+def test_curl_by_the_guide(server: Running, source: Path) -> None:
     """Each curl command as it stands, with the ports of this server."""
     root = Path(__file__).parents[2]
-    section = (root / "README.md").read_text().split("## Serving")[1].split("\n## ")[0]
+    section = (root / "docs" / "guides" / "serving.md").read_text().split("\n## ")[0]
     commands = re.findall(r"^    (curl .*(?:\n {8}.*)*)$", section, flags=re.M)
-    assert len(commands) == section.count("curl -")
+    assert len(commands) == section.count("curl -") == 7
     with Image.open(root / "examples/digit.png") as image:
         pixels = np.asarray(image.convert("RGB"), np.float32).transpose(2, 0, 1) / 255
     label = int(source_network(source)(torch.from_numpy(pixels[None])).argmax())
