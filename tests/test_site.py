@@ -69,6 +69,7 @@ def test_the_pages_have_what_they_are_made_of(site: Path) -> None:
     reference = (site / "reference" / "api.html").read_text(encoding="utf-8")
     for name in ("petal.adapt", "petal.Petal", "petal.Adapter.reset", "petal.evaluate.evaluate", "petal.streams.continual"):
         assert f'id="{name}"' in reference, name
+    assert "&gt;&gt;&gt;" not in re.sub(r"<code.*?</code>", "", reference, flags=re.S)      # doctests are code
     assert "my_method.html" in (site / "guides" / "adding-a-method.html").read_text(encoding="utf-8")
 
 

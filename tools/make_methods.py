@@ -4,7 +4,6 @@ import inspect
 from pathlib import Path
 
 import petal
-from doctests_in_docs import fenced
 from petal.recipes import WRAPPERS
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "methods.md"

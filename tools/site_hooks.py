@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -51,7 +52,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     here = page.file.src_uri
     if here == "reference/api.md":
         return reference()
-    parts = CODE.split(markdown)
+    parts = CODE.split(fenced(markdown))
     return "".join(part if n % 2 else LINK.sub(lambda found: led(found, here), part) for n, part in enumerate(parts))
 
 
@@ -149,3 +150,28 @@ def directive(name: str, thing: object) -> str:
     if name not in sys.modules:
         return f"::: {name}"
     return f"::: {thing.__module__}.{thing.__qualname__}\n    options: {{heading: {name.rpartition('.')[2]}}}"
+
+
+class Doctests(griffe.Extension):
+    """Fences the doctests of every docstring that mkdocstrings shows: it loads this file too."""
+
+    def on_object(self, *, obj: griffe.Object, **kwargs: object) -> None:
+        """Called for everything that is loaded."""
+        if obj.docstring:
+            obj.docstring.value = fenced(obj.docstring.value)
+
+
+def fenced(text: str) -> str:
+    """The text with its doctests as blocks of code: in Markdown a line that begins with >>> is a quotation.
+
+    >>> print(fenced("It adds.\\n\\n>>> 1 + 1\\n2\\n\\nAlways."))
+    It adds.
+    <BLANKLINE>
+    ```pycon
+    >>> 1 + 1
+    2
+    ```
+    <BLANKLINE>
+    Always.
+    """
+    return re.sub(r"^>>> (?:.+\n?)+", lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", text, flags=re.M)
