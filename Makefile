@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CORE := $(VENV)/.core
 STAMP := $(VENV)/.installed
 
 .PHONY: help demo test test-gpu soak lint docs site clean
@@ -9,12 +10,18 @@ STAMP := $(VENV)/.installed
 help:            ## list these targets
 	@grep -E '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
 
-$(STAMP): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+$(CORE): pyproject.toml constraints.txt
+	@echo "Installing petal into $(VENV): a few minutes, once"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	@touch $(CORE)
+
+$(STAMP): $(CORE)
+	@echo "Installing what the tests need: a few minutes, once"
+	@$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $(STAMP)
 
-demo: $(STAMP)   ## PETAL and its baselines on corrupted digits: no downloads, a few minutes
+demo: $(CORE)    ## PETAL and its baselines on corrupted digits: no downloads, a few minutes
 	$(BIN)/petal demo
 
 lint: $(STAMP)   ## style, types and layers
