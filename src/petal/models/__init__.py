@@ -13,6 +13,7 @@ from petal.models.pixels import (
     expected_input,
     input_problem,
 )
+from petal.models.preprocessing import Preprocessing, preprocessing_of
 from petal.models.registry import NETWORKS, build
 from petal.models.resnet import ResNet
 from petal.models.resnext import ResNeXt
@@ -28,6 +29,7 @@ __all__ = [
     "UNIT_PIXELS",
     "Normalize",
     "PixelStatistics",
+    "Preprocessing",
     "ResNeXt",
     "ResNet",
     "SmallNet",
@@ -41,6 +43,7 @@ __all__ = [
     "input_problem",
     "is_function",
     "load_weights",
+    "preprocessing_of",
 ]
 
 __getattr__ = renamed(__name__, Pixels=PixelStatistics)
