@@ -9,6 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from petal.checks import ENGINES, NETWORKS, Check, CheckFailed, Factory, NotApplicable, check_method
+from petal.cli.codes import PARTLY
+from petal.cli.common import make_console
 from petal.cli.options import bar
 from petal.errors import ConfigError
 from petal.methods import METHODS
@@ -41,11 +43,11 @@ def check(
     for name in network or ():
         if name not in NETWORKS:
             raise unknown("network", name, NETWORKS)
-    console, failed = Console(), 0
+    console, failed = make_console(), 0
     for name in names:
         failed += _checked(name, _factory(name), network or list(NETWORKS), console)
     if failed:
-        raise typer.Exit(1)
+        raise typer.Exit(PARTLY)
 
 
 def _factory(name: str) -> Factory:

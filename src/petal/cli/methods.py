@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from petal.cli.common import make_console
 from petal.methods import METHODS, Adapter
 from petal.recipes import WRAPPERS, load_plugin
 
@@ -34,4 +34,4 @@ def methods(
     for name, method in known.items():
         card = method.card
         table.add_row(name, *([] if card is None else [card.title, str(card.year), *card.cells()]))
-    Console().print(table)
+    make_console().print(table)

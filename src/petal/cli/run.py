@@ -11,7 +11,7 @@ from rich.progress import Progress as Bar
 from rich.progress import TaskID
 
 from petal import parallel
-from petal.cli.common import choose_device
+from petal.cli.common import choose_device, make_console
 from petal.cli.launch import launch
 from petal.cli.options import (
     Device,
@@ -72,7 +72,7 @@ def run(
     place = choose_device(device)
     ranks = parallel.join(place, timeout)
     quiet = quiet or (ranks is not None and not ranks.first)
-    console = Console(quiet=quiet)
+    console = make_console(quiet=quiet)
     experiment = Experiment(recipe, **given)
     chosen = experiment.chosen
     table = experiment.rows(method or TABLE_1, settings or [])

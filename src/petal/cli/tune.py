@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from petal._files import make_folder, write_json
-from petal.cli.common import choose_device
+from petal.cli.common import choose_device, make_console
 from petal.cli.options import Device, Quiet, bar, options_of, shown_warnings, with_source
 from petal.corruptions import VALIDATION_CORRUPTIONS
 from petal.errors import ConfigError
@@ -52,7 +51,7 @@ def tune(
 
     Without --try: PETAL's alpha, then its delta.
     """
-    console = Console(quiet=quiet)
+    console = make_console(quiet=quiet)
     experiment = Experiment(recipe, stream="continual", **given)
     (row,) = experiment.rows([method], settings or [])
     grid = grid_of(row, values or [], alpha, delta)

@@ -2,7 +2,7 @@
 
 from petal.errors import renamed
 from petal.models.cost import count_parameters, flops
-from petal.models.libraries import is_function
+from petal.models.libraries import LIBRARIES, checkpoint_classes, is_function
 from petal.models.normalize import Normalize
 from petal.models.pixels import (
     BYTE_PIXELS,
@@ -24,6 +24,7 @@ from petal.models.wide_resnet import WideResNet
 
 __all__ = [
     "BYTE_PIXELS",
+    "LIBRARIES",
     "NETWORKS",
     "NORMALIZED_PIXELS",
     "UNIT_PIXELS",
@@ -37,6 +38,7 @@ __all__ = [
     "WideResNet",
     "build",
     "check_input",
+    "checkpoint_classes",
     "count_parameters",
     "expected_input",
     "flops",

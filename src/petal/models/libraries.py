@@ -79,9 +79,35 @@ def from_transformers(
     return _with_card(attach_normalize(model, mean, std), by_transformers(card))
 
 
+def checkpoint_classes(name: str) -> tuple[int | None, tuple[str, ...] | None]:
+    """How many classes the library's own checkpoint of a network has, and their names; None where the library does not say.
+
+    >>> checkpoint_classes("wrn-40-2")
+    (None, None)
+    """
+    library, _, inner = name.partition(":")
+    names: tuple[str, ...] | None = None
+    count = None
+    if library == "torchvision":
+        found = _library(library, inner).models.get_model_weights(inner).DEFAULT.meta.get("categories") or ()
+        count, names = len(found) or None, tuple(found) or None
+    elif library == "timm":
+        config = _library(library, inner).get_pretrained_cfg(inner)
+        count = getattr(config, "num_classes", None)
+    elif library == "transformers":
+        try:
+            config = _library(library, inner).AutoConfig.from_pretrained(inner)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"transformers:{inner} cannot be found: {error}") from error
+        count = config.num_labels
+        told = [str(config.id2label.get(number, "")) for number in range(count)]
+        names = None if any(text in ("", f"LABEL_{n}") for n, text in enumerate(told)) else tuple(told)
+    return count, names
+
+
 def _with_card(model: nn.Module, card: Preprocessing | None) -> nn.Module:
     """The network with what its card says of pictures (`preprocessing_of`)."""
-    if card is not None:
+    if card is not None and not hasattr(model, "preprocessing"):
         model.preprocessing = card  # type: ignore[assignment]
     return model
 

@@ -7,7 +7,7 @@ preprocessor_config.json). Networks made by name carry it as `model.preprocessin
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from PIL import Image
 from torch import nn
 
 from petal.errors import DataError, ModelError
-from petal.models.normalize import find_normalize
+from petal.models.normalize import Normalize, attach_normalize, find_normalize
 
 INTERPOLATIONS = tuple(kind.name.lower() for kind in Image.Resampling)
 Sides = tuple[int, int]
@@ -26,8 +26,8 @@ Sides = tuple[int, int]
 class Preprocessing:
     """How a picture becomes the network's input: resized, then the centre cut out.
 
-    `resize` is the length of the shorter side, or (height, width); `crop` is (height, width); None leaves a step out. `mean` and
-    `std` are the normalisation that the network was trained with; in petal it is part of the network, which takes [0, 1].
+    `resize` is the length of the shorter side, or (height, width); `crop` is (height, width); None leaves a step out. `mean`
+    and `std` are the normalisation the network was trained with; in petal it is part of the network, which takes [0, 1].
 
     >>> wide = Image.new("RGB", (100, 50))
     >>> Preprocessing(resize=40, crop=(32, 32)).picture(wide).shape
@@ -85,7 +85,7 @@ class Preprocessing:
         names = set(cls.__dataclass_fields__)
         if not isinstance(content, Mapping) or not content.keys() <= names:
             raise ModelError(f"preprocessing is an object with {', '.join(sorted(names))}; got {content!r}")
-        values = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
+        values: dict[str, Any] = {str(k): tuple(v) if isinstance(v, list) else v for k, v in content.items()}
         pairs = [value for value in (values.get("resize"), values.get("crop")) if isinstance(value, tuple)]
         numbers = [n for name in ("mean", "std") for n in values.get(name) or ()]
         if any(len(pair) != 2 for pair in pairs) or not all(isinstance(n, (int, float)) for n in numbers):
@@ -107,16 +107,28 @@ def with_normalisation(model: nn.Module, known: Preprocessing) -> Preprocessing:
     normalize = find_normalize(model)
     if normalize is None or normalize.mean is None or normalize.std is None:
         return known
-    mean, std = (tuple(round(n, 6) for n in v.flatten().tolist()) for v in (normalize.mean, normalize.std))
-    return Preprocessing(known.resize, known.crop, known.interpolation, mean, std)
+    mean, std = (tuple(float(str(n)) for n in v.flatten().cpu().float().numpy()) for v in (normalize.mean, normalize.std))
+    return replace(known, mean=mean, std=std)
 
 
-def by_name(name: str) -> Preprocessing | None:
-    """That of petal's own networks: small ones for pictures of 32 pixels, ImageNet's for 224."""
+def normalising(model: nn.Module, known: Preprocessing) -> nn.Module:
+    """The network with this normalisation as a part of it, so that it takes [0, 1]; as it is where there is none."""
+    if known.mean is None or known.std is None:
+        return model
+    device, found = next(model.parameters()).device, find_normalize(model)
+    if found is None:
+        return attach_normalize(model, known.mean, known.std).to(device)
+    wanted = Normalize(known.mean, known.std).to(device)
+    found.mean, found.std = wanted.mean, wanted.std
+    return model
+
+
+def by_name(name: str, side: int = 32) -> Preprocessing | None:
+    """That of petal's own networks: small ones for pictures of 32 pixels, or what the network says, ImageNet's for 224."""
     if name == "resnet-50":
         return Preprocessing(256, (224, 224))
     small = name in ("resnext-29", "small", "small-gn", "vit-tiny") or re.fullmatch(r"wrn-\d+-\d+", name)
-    return Preprocessing(32, (32, 32)) if small else None
+    return Preprocessing(side, (side, side)) if small else None
 
 
 def by_timm(config: Mapping[str, Any]) -> Preprocessing | None:

@@ -14,7 +14,7 @@ from torch import nn
 
 from petal.errors import ModelError
 from petal.models.libraries import LIBRARIES, is_function, own_function
-from petal.models.preprocessing import by_name, preprocessing_of
+from petal.models.preprocessing import by_name
 from petal.models.resnet import ResNet
 from petal.models.resnext import ResNeXt
 from petal.models.small import SmallNet
@@ -57,8 +57,8 @@ def build(
     _check_options(name, make, options)
     with _seeded(seed):
         model = make(classes=classes, **options)
-    card = by_name(name)
-    if card is not None and preprocessing_of(model) is None:
+    card = by_name(name, getattr(model, "image_size", 32))
+    if card is not None and not hasattr(model, "preprocessing"):
         model.preprocessing = card  # type: ignore[assignment]
     if weights is None:
         return model
