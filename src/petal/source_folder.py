@@ -226,7 +226,7 @@ def write_config(config: SourceConfig, about: str = "") -> SourceConfig:
 
 
 def read_names(path: PathLike) -> tuple[str, ...]:
-    """Names of classes from a file, one a line, or JSON, a list or an object from numbers to names; or of a source folder."""
+    """Names of classes from a file, one a line, or JSON, a list or an object from numbers to names; or a source folder's."""
     path = Path(path)
     if path.is_dir():
         names = read_config(path).class_names

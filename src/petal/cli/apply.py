@@ -23,8 +23,8 @@ def apply(
     *,
     what: Annotated[
         list[str],
-        typer.Argument(metavar="[NETWORK] INPUT", help="NETWORK: a name such as timm:resnet50, mine.nets:resnet, wrn-40-2, or "
-                       "a source folder; none with --source. INPUT: a folder of images, an .npz, or a video."),
+        typer.Argument(metavar="[NETWORK] INPUT", help="NETWORK: a name such as timm:resnet50, mine.nets:resnet, wrn-40-2, "
+                       "or a source folder; none with --source. INPUT: a folder of images, an .npz, or a video."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", help="The .csv; a .json with the same name says how it was made.")],
     given: dict[str, Any],

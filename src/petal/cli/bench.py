@@ -39,7 +39,7 @@ def bench_steps(
     batches: Annotated[int, typer.Option(help="Timed batches per row.", min=1)] = 30,
     warmup: Annotated[int, typer.Option(help="Batches before timing; compilation falls into these.", min=1)] = 5,
     parts: Annotated[bool, typer.Option(help="Also time the parts of a step one by one.")] = True,
-    plugin: Annotated[Path | None, typer.Option(help="A Python file that adds methods to petal.METHODS.")] = None,
+    plugin: Annotated[Path | None, typer.Option(help="A Python file that adds methods or networks.")] = None,
     device: Device = "auto",
     out: Json = None,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from petal import models
+from petal.cli import complete
 from petal.cli.common import choose_device, make_console, words
 from petal.cli.options import Device, Quiet, fit_bars, options_of, shown_warnings
 from petal.data import open_dataset
@@ -25,9 +26,12 @@ from petal.statistics import PARTS
 def fit(
     *,
     recipe_name: Annotated[
-        str | None, typer.Option("--recipe", help="Take network and settings from cifar10, cifar100, imagenet or digits.")
+        str | None, typer.Option("--recipe", help="Take network and settings from cifar10, cifar100, imagenet or digits.",
+                                 autocompletion=complete.recipes)
     ] = None,
-    network: Annotated[str | None, typer.Option(help="A network by name, for example wrn-28-10.")] = None,
+    network: Annotated[
+        str | None, typer.Option(help="A network by name, for example wrn-28-10.", autocompletion=complete.networks)
+    ] = None,
     classes: Annotated[int | None, typer.Option(min=1, help="Default: the recipe's, else as many as the data has.")] = None,
     data: Annotated[str | None, typer.Option(help="Training images: .npz, CIFAR's Python batches, class folders.")] = None,
     test_data: Annotated[str | None, typer.Option(help="Clean test images, to say how good the result is.")] = None,

@@ -14,7 +14,7 @@ from petal.recipes import WRAPPERS, load_plugin
 
 
 def methods(
-    plugin: Annotated[Path | None, typer.Option(help="A Python file that adds methods to petal.METHODS.")] = None,
+    plugin: Annotated[Path | None, typer.Option(help="A Python file that adds methods or networks.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with papers in full.")] = False,
 ) -> None:
     """List the methods: what they adapt, what they need, and the streams that they suit.

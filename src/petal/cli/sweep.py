@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from petal.cli import complete
 from petal.cli.common import choose_device, make_console
 from petal.cli.options import (
     Device,
@@ -54,7 +55,10 @@ EACH = ("data", "corrupted", "ids", "source", "weights", "posterior", "statistic
 @options_of(Experiment, each=EACH)
 def sweep(
     *,
-    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="One or more recipes; see `petal run`.")],
+    recipes: Annotated[
+        list[str], typer.Argument(metavar="RECIPE...", help="One or more recipes; see `petal run`.",
+                                  autocompletion=complete.recipes)
+    ],
     method: Methods = None,
     order: Orders = None,
     seed: Seeds = None,

@@ -58,7 +58,7 @@ class Preprocessing:
         """A picture as the network gets it, uint8 [H, W, 3]: as torchvision and timm do it with Pillow."""
         image = image.convert("RGB")
         width, height = image.size
-        if self.resize is not None and not (self.crop is not None and (height, width) == self.crop):
+        if self.resize is not None:
             if isinstance(self.resize, tuple):
                 height, width = self.resize
             else:
