@@ -266,7 +266,10 @@ class Doing:
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter, self.distance = adapter, distance_from_start(adapter)
-        self.skipped, self.where = adapter.skipped, self._where()
+        self.skipped, self.where, self.rests = adapter.skipped, self._where(), self._frozen()
+
+    def _frozen(self) -> bool:
+        return isinstance(self.adapter, Guard) and self.adapter.frozen
 
     def _where(self) -> float | None:
         return None if self.distance is None else self.distance()
@@ -275,12 +278,12 @@ class Doing:
         """After a call."""
         skipped, where = self.adapter.skipped, self._where()
         did = "skipped" if skipped > self.skipped else "unchanged" if where == self.where else "adapted"
-        self.skipped, self.where = skipped, where
-        if isinstance(self.adapter, Guard):
-            if self.adapter.alarms and self.adapter.alarms[-1].step == self.adapter.batches:
-                return f"alarm: {self.adapter.alarms[-1].action}"
-            if self.adapter.frozen:
-                return "frozen"
+        if self.rests:                              # before the call: that is what it went by
+            did = "frozen"
+        self.skipped, self.where, self.rests = skipped, where, self._frozen()
+        if isinstance(self.adapter, Guard) and self.adapter.alarms:
+            last = self.adapter.alarms[-1]
+            did = f"alarm: {last.action}" if last.step == self.adapter.batches else did
         return did
 
 

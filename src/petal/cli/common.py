@@ -20,10 +20,10 @@ def make_console(stderr: bool = False, **options: Any) -> Console:
     if os.environ.get("COLUMNS", "").isdecimal() or (console.is_terminal and not console.is_dumb_terminal):
         return console                      # rich finds it out, and follows when a window changes
     try:
-        width = os.get_terminal_size((sys.stderr if stderr else sys.stdout).fileno()).columns or PIPED
+        size = os.get_terminal_size((sys.stderr if stderr else sys.stdout).fileno())
     except (OSError, ValueError, AttributeError):
-        width = PIPED
-    return Console(stderr=stderr, width=width, **options)
+        size = os.terminal_size((PIPED, 25))
+    return Console(stderr=stderr, width=size.columns or PIPED, height=size.lines or 25, **options)
 
 
 def choose_device(name: str) -> torch.device:

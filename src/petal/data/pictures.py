@@ -162,9 +162,7 @@ class ArrayPictures(Pictures):
             pixels = pixels.astype(np.float32)
             if not bool(((pixels >= 0) & (pixels <= 1)).all()):         # not-a-number fails this too
                 return Picture(name, None, "has values outside [0, 1]")
-        if self.preprocessing.size == pixels.shape[:2]:
-            return Picture(name, pixels)
-        if self.preprocessing.resize is None and self.preprocessing.crop is None:
+        if self.preprocessing.leaves(*pixels.shape[:2]):
             return Picture(name, pixels)
         if pixels.dtype != np.uint8:                                    # resizing is defined on 8 bits
             pixels = np.rint(pixels * 255).astype(np.uint8)

@@ -54,6 +54,11 @@ class Preprocessing:
         """(height, width) of what comes out, if it is the same for all pictures."""
         return self.crop or (self.resize if isinstance(self.resize, tuple) else None)
 
+    def leaves(self, height: int, width: int) -> bool:
+        """True if a picture of this size stays as it is."""
+        resized = self.resize not in (None, min(height, width), (height, width))
+        return not resized and self.crop in (None, (height, width))
+
     def picture(self, image: Image.Image) -> NDArray[np.uint8]:
         """A picture as the network gets it, uint8 [H, W, 3]: as torchvision and timm do it with Pillow."""
         image = image.convert("RGB")
