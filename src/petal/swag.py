@@ -178,11 +178,8 @@ def fit_swag(
                 _check_labels(y, logits, f"batch {number} of epoch {epoch}")
                 loss = nn.functional.cross_entropy(logits, y)
             if not loss.isfinite():
-                if not bool(finite(x)):
-                    raise not_finite(x)
-                raise PosteriorError(
-                    f"the loss is {loss.item()} in batch {number} of epoch {epoch}: check the data, or lower lr={lr}"
-                )
+                why = f"lower lr={lr}" if bool(finite(x)) else str(not_finite(x))
+                raise PosteriorError(f"the loss is {loss.item()} in batch {number} of epoch {epoch}: {why}")
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
