@@ -53,7 +53,8 @@ def test_it_can_be_put_on_a_hub(tmp_path: Path) -> None:
     for name in ("a", "b"):
         saved(tmp_path / name)
     files = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
-    assert files.keys() == {"config.json", "README.md", "network.safetensors", "posterior.safetensors", "statistics.safetensors"}
+    tensors = {f"{part}.safetensors" for part in ("network", "posterior", "statistics")}
+    assert files.keys() == {"config.json", "README.md", *tensors}
     assert files == {p.name: p.read_bytes() for p in (tmp_path / "b").iterdir()}
     assert not any(str(tmp_path).encode() in content for content in files.values())
     card = files["README.md"].decode()
@@ -95,7 +96,8 @@ def test_weights_that_are_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_function_of_ones_own_is_run_only_when_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "made_here.py").write_text(
-        "from torch import nn\nRUN = []\ndef net():\n    RUN.append(1)\n    return nn.Sequential(nn.Flatten(), nn.Linear(12, 4))\n"
+        "from torch import nn\nRUN = []\ndef net():\n    RUN.append(1)\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(12, 4))\n"
     )
     monkeypatch.chdir(tmp_path)
     name = "made_here:net"
@@ -124,7 +126,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (lambda f: (f / "config.json").unlink(), r"no config\.json.*--weights"),
     "no JSON": (lambda f: (f / "config.json").write_text("{"), "is damaged"),
     "not ours": (lambda f: (f / "config.json").write_text('{"model_type": "vit"}'), "does not describe a source"),
-    "another version": (lambda f: edit(f, format="petal-source-9", petal="7.0"), r"'petal-source-9', of petal 7\.0; petal .* reads"),
+    "another version": (
+        lambda f: edit(f, format="petal-source-9", petal="7.0"), r"'petal-source-9', of petal 7\.0; petal .* reads"
+    ),
     "no network": (lambda f: (f / "network.safetensors").unlink(), "network.safetensors is missing"),
     "no posterior": (lambda f: (f / "posterior.safetensors").unlink(), "posterior.safetensors is missing"),
     "damaged": (lambda f: flip(f / "network.safetensors"), "is damaged, or was changed"),

@@ -300,7 +300,7 @@ X, Y = images(4), torch.tensor([0, 1, 2, 3])
         ([{"image": X}], {}, "has no labels: it is a dict"),
         ([(X, Y.tolist())], {}, "has labels that are a list: use torch.tensor"),
         ([(X, nn.functional.one_hot(Y))], {}, r"one-hot labels take labels.argmax\(1\)"),
-        ([(X, Y), (X * math.nan, Y)], {}, "the loss is nan in batch 2 of epoch 1: the batch has NaN or Inf in 4 of 4 samples"),
+        ([(X, Y), (X * math.nan, Y)], {}, "the loss is nan in batch 2 of epoch 1: the batch has NaN or Inf in 4"),
         ([(X, Y)], {"epochs": 0}, "epochs must be"),
         ([(X, Y)], {"snapshots_per_epoch": 0}, "snapshots_per_epoch must be"),
         ([(X, Y)], {"lr": 0.0}, "lr must be"),

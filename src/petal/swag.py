@@ -298,7 +298,9 @@ class _Called(nn.Module):
 def _check_labels(labels: Tensor, logits: Tensor, where: str) -> None:
     """Raise before the loss sees a label of no class, which on a GPU would end the process's use of it."""
     if labels.shape != logits.shape[:1]:
-        hint = "; of one-hot labels take labels.argmax(1)" if labels.shape == logits.shape else ""
+        hint = ""
+        if labels.dim() == 2 and len(labels) == len(logits):
+            hint = ": take labels.squeeze(1)" if labels.shape[1] == 1 else "; of one-hot labels take labels.argmax(1)"
         raise PosteriorError(
             f"{where} has labels of shape {list(labels.shape)}, and the network has outputs of shape {list(logits.shape)}: "
             f"labels are one whole number for each sample{hint}"

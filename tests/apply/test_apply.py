@@ -204,7 +204,8 @@ def test_a_network_of_ones_own(place: Path, tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "own_net.py").write_text(
         "import torch\nfrom torch import nn\nfrom petal.models import Preprocessing\ndef net(classes):\n"
         "    torch.manual_seed(0)\n    made = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), "
-        "nn.Linear(4 * 14 * 14, classes))\n    made.preprocessing = Preprocessing(16, (16, 16), mean=(0.5,) * 3, std=(0.25,) * 3)\n"
+        "nn.Linear(4 * 14 * 14, classes))\n"
+        "    made.preprocessing = Preprocessing(16, (16, 16), mean=(0.5,) * 3, std=(0.25,) * 3)\n"
         "    return made.eval()\n"
     )
     monkeypatch.chdir(tmp_path)
@@ -260,7 +261,7 @@ def test_alarms_and_rest_are_told(place: Path, tmp_path: Path) -> None:
         ({"mean": "a", "std": "1"}, ConfigError, "one number or three"),
         ({"resize": "0"}, ConfigError, "pixels, such as 224"),
         ({"source": None, "network": "small", "classes": 10}, ConfigError, "--source or --weights"),
-        ({"source": None, "network": "small", "pretrained": True, "classes": 10}, ConfigError, "pretrained is for networks of"),
+        ({"source": None, "network": "small", "pretrained": True, "classes": 10}, ConfigError, "pretrained is for networks"),
         ({"source": "nowhere"}, ModelError, "no source at nowhere"),
     ],
 )

@@ -79,7 +79,9 @@ def test_errors_and_their_codes(error: BaseException, expected: int, monkeypatch
     assert code(monkeypatch) == expected
 
 
-@pytest.mark.parametrize(("codes", "kind"), [({0: 2, 1: -15}, ConfigError), ({1: -9, 0: 3}, ParallelError), ({0: 3}, ParallelError)])
+@pytest.mark.parametrize(
+    ("codes", "kind"), [({0: 2, 1: -15}, ConfigError), ({1: -9, 0: 3}, ParallelError), ({0: 3}, ParallelError)]
+)
 def test_the_launcher_tells_mistakes_from_lost_ranks(
     codes: dict[int, int], kind: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:

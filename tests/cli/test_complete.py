@@ -27,7 +27,9 @@ def test_recipes(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(complete.recipes("")) == set(RECIPES)
 
 
-@pytest.mark.parametrize("command", ["run cifar10 -m", "sweep cifar10 --method", "tune digits -m", "apply -m", "serve -m", "check -m"])
+@pytest.mark.parametrize(
+    "command", ["run cifar10 -m", "sweep cifar10 --method", "tune digits -m", "apply -m", "serve -m", "check -m"]
+)
 def test_methods(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked(f"petal {command} tent", monkeypatch) == ["tent", "tent-online"]
     assert asked(f"petal {command} eata+sm", monkeypatch) == ["eata+small"]

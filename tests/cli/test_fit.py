@@ -86,8 +86,9 @@ def test_names_of_classes_and_a_network_of_a_plugin(tmp_path: Path) -> None:
         "from functools import partial\nimport petal\n"
         "petal.models.NETWORKS['thin'] = partial(petal.models.SmallNet, width=8)\n"
     )
-    (tmp_path / "names.txt").write_text("\n".join("zero one two three four five six seven eight nine".split()))
-    given = ["--network", "thin", "--data", "digits", "--epochs", 1, "--swag-epochs", 1, "--plugin", tmp_path / "net.py"]
+    (tmp_path / "names.txt").write_text("\n".join(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]))
+    given = ["--network", "thin", "--data", "digits", "--epochs", 1, "--swag-epochs", 1, "--swag-batch-size", 250,
+             "--plugin", tmp_path / "net.py"]  # fmt: skip
     try:
         out = call(*given, "--class-names", tmp_path / "names.txt", "--out", tmp_path / "s", "--batch-size", 250)
         assert f"--source {tmp_path / 's'}" in out

@@ -54,7 +54,8 @@ def test_what_makes_no_sense_is_refused(wrong: dict[str, object], words: str) ->
 
 
 def test_json_and_back() -> None:
-    for one in (Preprocessing(), Preprocessing(256, (224, 200), "bicubic", (0.1, 0.2, 0.3), (1.0, 1.0, 1.0)), Preprocessing((5, 6))):
+    whole = Preprocessing(256, (224, 200), "bicubic", (0.1, 0.2, 0.3), (1.0, 1.0, 1.0))
+    for one in (Preprocessing(), whole, Preprocessing((5, 6))):
         assert Preprocessing.from_json(one.to_json()) == one
     for wrong in ([], {"size": 3}, {"crop": [1]}, {"mean": ["a"], "std": [1]}):
         with pytest.raises(ModelError, match="preprocessing"):

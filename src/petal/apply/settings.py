@@ -38,7 +38,7 @@ class Application:
     statistics: str | None = _network(None, "Source statistics, for methods that need them.", metavar="<path>")
 
     resize: str | None = _picture(None, "Shorter side in pixels, or HEIGHTxWIDTH, or none. Default: the card's.", text=True)
-    crop: str | None = _picture(None, "The centre cut out, as --resize. Default: the card's.", text=True)
+    crop: str | None = _picture(None, "The centre cut out, like --resize. Default: card's.", text=True)
     interpolation: str | None = _picture(None, "Of resizing. Default: the card's.", choices=INTERPOLATIONS)
     mean: str | None = _picture(None, "Normalisation that the network expects and does not do: 0.485,0.456,0.406.", text=True)
     std: str | None = _picture(None, "The standard deviation that belongs to --mean: 0.229,0.224,0.225.", text=True)
