@@ -51,7 +51,8 @@ def test_the_network_of_a_source_folder(tmp_path: Path) -> None:
     model = petal.models.build("small", 3, seed=0, width=8)
     petal.save_source(tmp_path / "s", model, "small", classes=3, options={"width": 8}, input=(3, 16, 16))
     arguments = ["steps", "--source", str(tmp_path / "s"), "--method", "bn", "--engine", "eager", "--batch", "2",
-                 "--batches", "1", "--warmup", "1", "--no-parts", "--json", str(tmp_path / "rows.json"), "--device", "cpu"]  # fmt: skip
+                 "--batches", "1", "--warmup", "1", "--no-parts", "--device", "cpu",
+                 "--json", str(tmp_path / "rows.json")]  # fmt: skip
     assert CliRunner().invoke(app, arguments).exit_code == 0
     (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
     assert row["network"] == "small"

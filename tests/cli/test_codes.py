@@ -41,7 +41,8 @@ def test_the_page_has_every_command_and_every_code() -> None:
 
 @pytest.mark.parametrize("arguments", [
     ("run",), ("run", "cifar11"), ("nothing",), ("report", "nowhere"), ("runs", "nowhere"), ("sweep", "cifar11"), ("fit",),
-    ("apply", "small", "--out", "a.csv"), ("check",), ("corrupt", "nowhere", "out"), ("tune", "cifar11"), ("bench", "cost", "x"),
+    ("apply", "small", "--out", "a.csv"), ("check",), ("corrupt", "nowhere", "out"), ("tune", "cifar11"),
+    ("bench", "cost", "x"),
     ("methods", "--plugin", "nowhere.py"), ("demo", "--severity", "9"), ("serve", "--demo", "--source", "x"),
 ])  # fmt: skip
 def test_mistakes_are_2(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

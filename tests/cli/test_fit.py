@@ -86,7 +86,7 @@ def test_names_of_classes_and_a_network_of_a_plugin(tmp_path: Path) -> None:
         "from functools import partial\nimport petal\n"
         "petal.models.NETWORKS['thin'] = partial(petal.models.SmallNet, width=8)\n"
     )
-    (tmp_path / "names.txt").write_text("\n".join(["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]))
+    (tmp_path / "names.txt").write_text("zero\none\ntwo\nthree\nfour\nfive\nsix\nseven\neight\nnine\n")
     given = ["--network", "thin", "--data", "digits", "--epochs", 1, "--swag-epochs", 1, "--swag-batch-size", 250,
              "--plugin", tmp_path / "net.py"]  # fmt: skip
     try:

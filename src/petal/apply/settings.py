@@ -40,8 +40,8 @@ class Application:
     resize: str | None = _picture(None, "Shorter side in pixels, or HEIGHTxWIDTH, or none. Default: the card's.", text=True)
     crop: str | None = _picture(None, "The centre cut out, like --resize. Default: card's.", text=True)
     interpolation: str | None = _picture(None, "Of resizing. Default: the card's.", choices=INTERPOLATIONS)
-    mean: str | None = _picture(None, "Normalisation that the network expects and does not do: 0.485,0.456,0.406.", text=True)
-    std: str | None = _picture(None, "The standard deviation that belongs to --mean: 0.229,0.224,0.225.", text=True)
+    mean: str | None = _picture(None, "Normalisation that the network expects but does not do: 0.5,0.4,0.4.", text=True)
+    std: str | None = _picture(None, "The standard deviation that belongs to --mean: 0.2,0.2,0.2.", text=True)
     batch_size: int = _picture(64, "Images per batch.", low=1)
     every: int = _picture(1, "Of a video, take every N-th frame.", low=1)
 

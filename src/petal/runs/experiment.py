@@ -198,8 +198,8 @@ class Experiment:
             options["pretrained"] = True
         elif self.weights is None and not models.is_function(name):
             raise ConfigError(
-                f"{self.recipe or 'an experiment'} needs the source network ({name}): give --source or --weights, or make it "
-                f"with `petal fit --recipe {self.recipe or 'RECIPE'}`"
+                f"{self.recipe or 'an experiment'} needs the source network ({name}): give --source or --weights, or make "
+                f"it with `petal fit --recipe {self.recipe or 'RECIPE'}`"
             )
         return models.build(name, classes, None if self.weights is None else Path(self.weights), **options).eval()
 
