@@ -9,8 +9,9 @@ import torch
 from PIL import Image
 
 from petal import DataError
-from petal.data.pictures import Pictures, as_batch, open_pictures
+from petal.data.pictures import Pictures, as_batch, open_pictures, prepared
 from petal.models import Preprocessing
+from petal.models.preprocessing import by_transformers
 
 
 def noise(count: int, size: int = 8, seed: int = 0) -> np.ndarray:
@@ -19,6 +20,33 @@ def noise(count: int, size: int = 8, seed: int = 0) -> np.ndarray:
 
 def names(pictures: Pictures, size: int = 2, start: int = 0) -> list[list[str]]:
     return [[p.name for p in batch] for batch in pictures.batches(size, start)]
+
+
+def ramp(width: int, height: int) -> Image.Image:
+    """Every pixel says where it is."""
+    rows, columns = np.mgrid[:height, :width]
+    return Image.fromarray(np.stack([rows, columns, rows + columns], -1).astype(np.uint8))
+
+
+def test_the_shorter_side_then_the_centre() -> None:
+    out = prepared(ramp(80, 40), Preprocessing(resize=20, crop=(16, 12)))
+    whole = np.asarray(ramp(80, 40).resize((40, 20), Image.Resampling.BILINEAR))
+    assert (out == whole[2:18, 14:26]).all()
+    tall = prepared(ramp(33, 50), Preprocessing(resize=20))
+    assert tall.shape == (int(20 * 50 / 33), 20, 3)
+
+
+def test_both_sides_and_the_interpolation() -> None:
+    image = ramp(30, 20)
+    for how in ("nearest", "bicubic"):
+        out = prepared(image, Preprocessing(resize=(10, 12), interpolation=how))
+        assert (out == np.asarray(image.resize((12, 10), Image.Resampling[how.upper()]))).all()
+
+
+def test_without_steps_a_picture_stays_as_it_is() -> None:
+    assert (prepared(ramp(9, 7).convert("L"), Preprocessing()) == np.asarray(ramp(9, 7).convert("L").convert("RGB"))).all()
+    with pytest.raises(DataError, match="is 12x16, too small to cut 20x20"):
+        prepared(ramp(12, 16), Preprocessing(crop=(20, 20)))
 
 
 @pytest.fixture
@@ -148,3 +176,18 @@ def test_what_is_no_input_is_refused_with_what_is(folder: Path, tmp_path: Path) 
         with pytest.raises(DataError, match="cannot open it"):
             open_pictures(tmp_path / "bad.mp4")
     assert names(open_pictures(folder / "f2.png")) == [["f2.png"]]
+
+
+def test_hugging_faces_own_processor_makes_the_same_pixels() -> None:
+    """The real thing, where it is installed: its version by Pillow, to the last bit."""
+    transformers = pytest.importorskip("transformers")
+    image = Image.fromarray(noise(1, 50)[0]).resize((150, 110))
+    for kind in ("ViTImageProcessorPil", "ConvNextImageProcessorPil", "DeiTImageProcessorPil"):
+        processor = getattr(transformers, kind, None)
+        if processor is None:
+            continue                        # an earlier version names them otherwise
+        made = processor()
+        how = by_transformers(made.to_dict())
+        assert how is not None
+        theirs = made(image, return_tensors="pt", do_normalize=False, do_rescale=False)["pixel_values"][0]
+        assert (theirs.permute(1, 2, 0).numpy() == prepared(image, how)).all()

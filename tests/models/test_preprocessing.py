@@ -1,46 +1,17 @@
-"""Pictures as networks get them: by formulas written out here, and by what cards of three libraries say."""
+"""What cards of three libraries say of a network's input, and normalisation as a part of the network."""
 
 from copy import deepcopy
 from enum import Enum
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
-from petal import DataError, ModelError, models
+from petal import ModelError, models
 from petal.models import Preprocessing, preprocessing_of
 from petal.models.normalize import Normalize, find_normalize
 from petal.models.preprocessing import by_timm, by_torchvision, by_transformers, normalising, with_normalisation
-
-
-def ramp(width: int, height: int) -> Image.Image:
-    """Every pixel says where it is."""
-    rows, columns = np.mgrid[:height, :width]
-    return Image.fromarray(np.stack([rows, columns, rows + columns], -1).astype(np.uint8))
-
-
-def test_the_shorter_side_then_the_centre() -> None:
-    out = Preprocessing(resize=20, crop=(16, 12)).picture(ramp(80, 40))
-    whole = np.asarray(ramp(80, 40).resize((40, 20), Image.Resampling.BILINEAR))
-    assert (out == whole[2:18, 14:26]).all()
-    tall = Preprocessing(resize=20).picture(ramp(33, 50))
-    assert tall.shape == (int(20 * 50 / 33), 20, 3)
-
-
-def test_both_sides_and_the_interpolation() -> None:
-    image = ramp(30, 20)
-    for how in ("nearest", "bicubic"):
-        out = Preprocessing(resize=(10, 12), interpolation=how).picture(image)
-        assert (out == np.asarray(image.resize((12, 10), Image.Resampling[how.upper()]))).all()
-
-
-def test_without_steps_a_picture_stays_as_it_is() -> None:
-    assert (Preprocessing().picture(ramp(9, 7).convert("L")) == np.asarray(ramp(9, 7).convert("L").convert("RGB"))).all()
-    with pytest.raises(DataError, match="is 12x16, too small to cut 20x20"):
-        Preprocessing(crop=(20, 20)).picture(ramp(12, 16))
 
 
 @pytest.mark.parametrize(

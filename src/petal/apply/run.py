@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from petal._files import alone, make_folder, write_json, writing
+from petal._files import alone, left_behind, make_folder, write_json, writing
 from petal._version import __version__
 from petal.apply.settings import Opened
 from petal.checkpoint import Checkpoints
@@ -116,6 +116,8 @@ class _Work:
         self.wait, self.last = SECONDS, time.monotonic()
 
     def run(self) -> Summary:
+        for stale in left_behind(self.place):           # of a process that was killed while it wrote
+            stale.unlink(missing_ok=True)
         if self.is_done():
             return self.read(self.out, done=True, was_done=True)
         if self.state.is_file():

@@ -28,6 +28,29 @@ from petal.models.preprocessing import Preprocessing, Sides
 VIDEOS = frozenset({".mp4", ".avi", ".mov", ".mkv", ".webm", ".m4v", ".mpg", ".mpeg", ".wmv", ".mjpeg"})
 
 
+def prepared(image: Image.Image, how: Preprocessing) -> NDArray[np.uint8]:
+    """A picture as the network gets it, uint8 [H, W, 3]: resized and cut as torchvision and timm do it with Pillow.
+
+    >>> prepared(Image.new("RGB", (100, 50)), Preprocessing(resize=40, crop=(32, 32))).shape
+    (32, 32, 3)
+    """
+    image = image.convert("RGB")
+    width, height = image.size
+    if isinstance(how.resize, tuple):
+        height, width = how.resize
+    elif how.resize is not None:
+        shorter = min(width, height)
+        width, height = (how.resize if side == shorter else int(how.resize * side / shorter) for side in (width, height))
+    if (width, height) != image.size:
+        image = image.resize((width, height), Image.Resampling[how.interpolation.upper()])
+    if how.crop is not None and (height, width) != how.crop:
+        if height < how.crop[0] or width < how.crop[1]:
+            raise DataError(f"is {width}x{height}, too small to cut {how.crop[1]}x{how.crop[0]} out of it")
+        left, top = round((width - how.crop[1]) / 2), round((height - how.crop[0]) / 2)
+        image = image.crop((left, top, left + how.crop[1], top + how.crop[0]))
+    return np.asarray(image)
+
+
 @dataclass(frozen=True, eq=False)
 class Picture:
     """One image by its name: pixels [H, W, 3], 8-bit or float in [0, 1], or the `problem` with it."""
@@ -107,7 +130,7 @@ class FolderPictures(Pictures):
     def _read(self, name: str) -> Picture:
         path = self.root / name
         try:
-            return Picture(name, self.preprocessing.picture(open_picture(path)))
+            return Picture(name, prepared(open_picture(path), self.preprocessing))
         except DataError as error:
             return Picture(name, None, str(error).removeprefix(f"{path}: ").replace(str(path), name))
 
@@ -167,7 +190,7 @@ class ArrayPictures(Pictures):
         if pixels.dtype != np.uint8:                                    # resizing is defined on 8 bits
             pixels = np.rint(pixels * 255).astype(np.uint8)
         try:
-            return Picture(name, self.preprocessing.picture(Image.fromarray(np.ascontiguousarray(pixels))))
+            return Picture(name, prepared(Image.fromarray(np.ascontiguousarray(pixels)), self.preprocessing))
         except DataError as error:
             return Picture(name, None, str(error))
 
@@ -226,7 +249,7 @@ class VideoPictures(Pictures):
                     continue
                 image = Image.fromarray(self._cv2.cvtColor(frame, self._cv2.COLOR_BGR2RGB))
                 try:
-                    yield Picture(name, self.preprocessing.picture(image))
+                    yield Picture(name, prepared(image, self.preprocessing))
                 except DataError as error:
                     yield Picture(name, None, str(error))
         finally:

@@ -10,15 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 from torch import nn
 
-from petal.errors import DataError, ModelError
+from petal.errors import ModelError
 from petal.models.normalize import Normalize, attach_normalize, find_normalize
 
-INTERPOLATIONS = tuple(kind.name.lower() for kind in Image.Resampling)
+INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")    # by Pillow's numbers
 Sides = tuple[int, int]
 
 
@@ -29,9 +26,8 @@ class Preprocessing:
     `resize` is the length of the shorter side, or (height, width); `crop` is (height, width); None leaves a step out. `mean`
     and `std` are the normalisation the network was trained with; in petal it is part of the network, which takes [0, 1].
 
-    >>> wide = Image.new("RGB", (100, 50))
-    >>> Preprocessing(resize=40, crop=(32, 32)).picture(wide).shape
-    (32, 32, 3)
+    >>> Preprocessing(resize=40, crop=(32, 32)).size, Preprocessing(resize=40).size
+    ((32, 32), None)
     """
 
     resize: int | Sides | None = None
@@ -58,27 +54,6 @@ class Preprocessing:
         """True if a picture of this size stays as it is."""
         resized = self.resize not in (None, min(height, width), (height, width))
         return not resized and self.crop in (None, (height, width))
-
-    def picture(self, image: Image.Image) -> NDArray[np.uint8]:
-        """A picture as the network gets it, uint8 [H, W, 3]: as torchvision and timm do it with Pillow."""
-        image = image.convert("RGB")
-        width, height = image.size
-        if self.resize is not None:
-            if isinstance(self.resize, tuple):
-                height, width = self.resize
-            else:
-                shorter = min(width, height)
-                width, height = (
-                    self.resize if side == shorter else int(self.resize * side / shorter) for side in (width, height)
-                )
-            if (width, height) != image.size:
-                image = image.resize((width, height), Image.Resampling[self.interpolation.upper()])
-        if self.crop is not None and (height, width) != self.crop:
-            if height < self.crop[0] or width < self.crop[1]:
-                raise DataError(f"is {width}x{height}, too small to cut {self.crop[1]}x{self.crop[0]} out of it")
-            left, top = round((width - self.crop[1]) / 2), round((height - self.crop[0]) / 2)
-            image = image.crop((left, top, left + self.crop[1], top + self.crop[0]))
-        return np.asarray(image)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
@@ -160,7 +135,8 @@ def by_torchvision(preset: Any) -> Preprocessing | None:
 def by_transformers(card: Mapping[str, Any]) -> Preprocessing | None:
     """By Hugging Face's preprocessor_config.json, as a dict."""
     size, crop = _edges(card.get("size")), _edges(card.get("crop_size"))
-    how = Image.Resampling(card["resample"]).name.lower() if isinstance(card.get("resample"), int) else "bilinear"
+    number = card.get("resample")
+    how = INTERPOLATIONS[number] if isinstance(number, int) and number < len(INTERPOLATIONS) else "bilinear"
     share = card.get("crop_pct")
     if share and isinstance(size, int):                     # ConvNeXt's: the size is that of the cut
         crop = (size, size)
