@@ -21,7 +21,7 @@ import torch
 import torch._dynamo  # which the first optimizer would import, in every process
 from torch import Tensor
 
-import petal.checkpoint
+import petal._files
 from petal import Adapter, DiagonalGaussian, corrupt, models
 from petal.checkpoint import Checkpoints, digest
 from petal.data import from_arrays
@@ -180,7 +180,7 @@ def after(owner: Any, name: str) -> Callable[[Fuse], None]:
 
 
 def half_a_file(fuse: Fuse) -> None:
-    original = petal.checkpoint.save_file
+    original = petal._files.save_file
 
     def patched(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
         original(tensors, path, metadata)
@@ -188,7 +188,7 @@ def half_a_file(fuse: Fuse) -> None:
         fuse()
         original(tensors, path, metadata)
 
-    petal.checkpoint.save_file = patched
+    petal._files.save_file = patched
 
 
 def half_a_line(fuse: Fuse) -> None:

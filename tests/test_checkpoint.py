@@ -294,7 +294,7 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.open, self.written = threading.Event(), threading.Event(), []
-        original = petal.checkpoint.save_file
+        original = petal._files.save_file
 
         def slow(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
             self.reached.set()
@@ -303,7 +303,7 @@ class Gate:
             assert threading.current_thread() is not threading.main_thread()
             original(tensors, path, metadata)
 
-        monkeypatch.setattr(petal.checkpoint, "save_file", slow)
+        monkeypatch.setattr(petal._files, "save_file", slow)
 
 
 def test_writes_a_copy_while_the_adapter_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,13 +403,13 @@ def test_a_failing_disk_is_told_once_and_nothing_is_lost(
     error, half = FAILURES[name]
     with monkeypatch.context() as patch, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        patch.setattr(petal.checkpoint, "save_file", failing_save(error, half))
+        patch.setattr(petal._files, "save_file", failing_save(error, half))
         for position in range(2, 6):
             adapter(x[position])
             kept.save(adapter, {"position": position})
             kept.wait()
             assert kept.error is not None
-        patch.setattr(petal.checkpoint, "save_file", failing_save(OSError(errno.EDQUOT, "Disk quota exceeded"), half))
+        patch.setattr(petal._files, "save_file", failing_save(OSError(errno.EDQUOT, "Disk quota exceeded"), half))
         for _ in range(2):
             kept.save(adapter, {"position": 6})
             kept.wait()
@@ -424,7 +424,7 @@ def test_a_failing_disk_is_told_once_and_nothing_is_lost(
     kept.wait()
     assert kept.error is None
     assert kept.load_latest(Tent(network(), lr=0.01)) == {"position": 7}
-    monkeypatch.setattr(petal.checkpoint, "save_file", failing_save(error, half))
+    monkeypatch.setattr(petal._files, "save_file", failing_save(error, half))
     kept.save(adapter)
     with pytest.warns(PetalWarning, match="goes on"):  # and again there is none
         kept.close()

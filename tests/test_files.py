@@ -4,8 +4,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import safe_open
 
-from petal._files import replacing
+from petal._files import replacing, write_tensors
 
 
 @pytest.mark.parametrize("old", [None, "old"])
@@ -80,3 +82,16 @@ def test_is_synced_before_it_takes_the_name(tmp_path: Path, monkeypatch: pytest.
     with replacing(tmp_path / "a") as temporary:
         temporary.write_text("x")
     assert events == ["sync", "replace", "sync"]
+
+
+def test_the_same_tensors_and_texts_give_the_same_bytes(tmp_path: Path) -> None:
+    tensors = {"b": torch.arange(6.0).reshape(2, 3).T, "a": torch.ones(3, dtype=torch.int64)}
+    texts = {name: f"ä {name}" for name in "gfedcba"}
+    for number in range(6):
+        order = dict(sorted(texts.items(), reverse=bool(number % 2)))
+        write_tensors(tmp_path / f"{number}", tensors, order)
+    assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
+    with safe_open(tmp_path / "0", framework="pt") as file:
+        assert file.metadata() == texts
+        assert torch.equal(file.get_tensor("b"), tensors["b"])
+        assert torch.equal(file.get_tensor("a"), tensors["a"])

@@ -1,11 +1,14 @@
 """The real timm, torchvision and transformers, where they are installed: random weights, nothing is downloaded."""
 
 import importlib
+import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import petal
@@ -13,6 +16,7 @@ from lookalikes import drop_words, tokens
 from methods.made import ENGINES
 from networks import images
 from petal import models
+from petal.apply import Application, apply
 from petal.engine import Policy
 
 
@@ -117,3 +121,42 @@ def test_a_network_with_auxiliary_answers() -> None:
     x, y = torch.rand(2, 3, 64, 64), torch.tensor([0, 1])
     assert type(model.train()(x)).__name__ == "GoogLeNetOutputs"
     assert petal.fit_swag(model, [(x, y)], epochs=1, train_batch_norm=True).mean
+
+
+def test_images_through_a_checkpoint_with_its_own_card(transformers: Any, tmp_path: Path) -> None:
+    """`petal apply` reads classes, names, preprocessing and normalisation from the folder of a Hugging Face checkpoint."""
+    model = vit(transformers)
+    model.config.id2label = dict(enumerate(("cat", "dog", "bee", "ant", "owl")))
+    model.save_pretrained(tmp_path / "vit")
+    (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps({
+        "image_processor_type": "ViTImageProcessor", "image_mean": [0.5] * 3, "image_std": [0.25] * 3, "do_resize": True,
+        "size": {"height": 8, "width": 8}, "resample": 3,
+    }))  # fmt: skip
+    pictures = np.random.default_rng(0).integers(0, 256, (6, 20, 30, 3), dtype=np.uint8)
+    np.savez(tmp_path / "images.npz", images=pictures)
+    settings = Application(f"transformers:{tmp_path / 'vit'}", pretrained=True, method="source", batch_size=3)
+    opened = settings.open(tmp_path / "images.npz", torch.device("cpu"))
+    assert opened.preprocessing == models.Preprocessing((8, 8), None, "bicubic", (0.5,) * 3, (0.25,) * 3)
+    apply(opened, tmp_path / "p.csv")
+    resized = [Image.fromarray(p).resize((8, 8), Image.Resampling.BICUBIC) for p in pictures]
+    x = torch.stack([torch.from_numpy(np.array(p)).permute(2, 0, 1).float() / 255 for p in resized])
+    with torch.no_grad():
+        expected = model((x - 0.5) / 0.25).logits.argmax(1)
+    rows = [line.split(",") for line in (tmp_path / "p.csv").read_text().splitlines()[1:]]
+    assert [int(row[1]) for row in rows] == expected.tolist()
+    assert [row[2] for row in rows] == [model.config.id2label[int(n)] for n in expected]
+    with pytest.raises(petal.ModelError, match="folder of this machine"):
+        petal.save_source(tmp_path / "s", model, f"transformers:{tmp_path / 'vit'}", classes=5)
+
+
+def test_what_libraries_say_of_their_checkpoints() -> None:
+    library("timm")
+    library("torchvision")
+    for name, resize in (("timm:resnet10t", 201), ("torchvision:resnet18", 256)):
+        model = models.build(name, 5, seed=0)
+        card = models.preprocessing_of(model)
+        assert card is not None
+        assert (card.resize, card.mean) == (resize, (0.485, 0.456, 0.406))
+    count, names = models.checkpoint_classes("torchvision:resnet18")
+    assert (count, names[0]) == (1000, "tench")
+    assert models.checkpoint_classes("timm:resnet10t")[0] == 1000

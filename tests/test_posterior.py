@@ -388,7 +388,7 @@ def test_a_failed_save_is_an_error_and_leaves_the_old_file(tmp_path: Path, monke
         Path(path).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("petal.posterior.files.save_file", full)
+    monkeypatch.setattr("petal._files.save_file", full)
     with pytest.raises(PosteriorError, match="No space left"):
         gaussian(nn.Linear(2, 2), seed=1).save(tmp_path / "q")
     assert (tmp_path / "q").read_bytes() == old

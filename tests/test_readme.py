@@ -40,3 +40,15 @@ def test_the_examples_of_the_guide_to_your_own_network_run() -> None:
     for block in blocks:
         exec(compile(block, page.name, "exec"), scope)
     assert scope["answer"].label.shape == (16,)
+
+
+def test_the_examples_of_the_guide_to_applying_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = README.parent / "docs" / "guides" / "apply.md"
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S)
+    assert len(blocks) == 2
+    scope: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, page.name, "exec"), scope)
+    assert petal.models.preprocessing_of(scope["resnet"](3)).crop == (224, 224)
+    assert scope["source"].config.class_names == ("cat", "dog", "bee", "ant")

@@ -60,6 +60,7 @@ from petal.parallel import ParallelError, parallelize
 from petal.posterior import DiagonalGaussian, LowRankGaussian, Posterior, load_posterior
 from petal.recommended import adapt
 from petal.restore import Fisher, Stochastic
+from petal.source_folder import LoadedSource, SourceConfig, load_source, save_source
 from petal.statistics import SourceStatistics
 from petal.swag import fit_swag
 
@@ -97,6 +98,7 @@ __all__ = [
     "Guard",
     "InputError",
     "Jitter",
+    "LoadedSource",
     "LowRankGaussian",
     "ModelError",
     "Ordered",
@@ -118,6 +120,7 @@ __all__ = [
     "Scores",
     "SmallBatch",
     "Source",
+    "SourceConfig",
     "SourceStatistics",
     "StatisticsError",
     "Stochastic",
@@ -137,11 +140,13 @@ __all__ = [
     "iter_evaluate",
     "load",
     "load_posterior",
+    "load_source",
     "models",
     "open_dataset",
     "parallelize",
     "predict",
     "save",
+    "save_source",
     "streams",
     "summarize",
     "with_output",

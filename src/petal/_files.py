@@ -3,11 +3,15 @@
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
+
+from safetensors.torch import save_file
+from torch import Tensor
 
 from petal.errors import ConfigError, StorageError
 
@@ -49,6 +53,32 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.close(folder)
 
 
+def write_tensors(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+    """A safetensors file of these tensors and texts that appears whole or not at all; the same content gives the same bytes.
+
+    safetensors writes the texts in an order that differs from one process to the next: here they are sorted.
+
+    >>> import tempfile, torch
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name, texts in (("a", {"one": "1", "two": "2"}), ("b", {"two": "2", "one": "1"})):
+    ...         write_tensors(Path(folder) / name, {"w": torch.ones(2)}, texts)
+    ...     (Path(folder) / "a").read_bytes() == (Path(folder) / "b").read_bytes()
+    True
+    """
+    with replacing(path) as temporary:
+        save_file({name: value.detach().contiguous().cpu() for name, value in tensors.items()}, temporary, dict(about))
+        with temporary.open("rb+") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = file.read(length)
+            content = json.loads(header)
+            if "__metadata__" in content:
+                content["__metadata__"] = dict(sorted(content["__metadata__"].items()))
+            ordered = json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
+            if len(ordered) <= length:      # it is the same content, so it is as long but for the spaces at the end
+                file.seek(8)
+                file.write(ordered.ljust(length))
+
+
 def left_behind(folder: Path, name: str = "*") -> Iterator[Path]:
     """What processes that were killed while they wrote files of this name left, in a folder that nobody else writes to."""
     yield from folder.glob(f".{name}.tmp")
@@ -67,11 +97,28 @@ def alone(folder: Path, taken: str | None = None) -> Iterator[None]:
             file = stack.enter_context(path.open("w"))
         except OSError as error:
             raise StorageError(f"cannot write {path}: {error.strerror}") from error
+        for waits in (0.05,) * 4 if taken else ():          # somebody who only looks has it for a moment (`is_taken`)
+            with suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(waits)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | (fcntl.LOCK_NB if taken else 0))
         except OSError as error:
             raise ConfigError(taken or f"{path} cannot be locked: {error.strerror}") from error
         yield
+
+
+def is_taken(folder: Path) -> bool:
+    """True if a process has this folder (`alone`); nothing is written."""
+    try:
+        with (folder / ".lock").open("r") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 @contextmanager

@@ -23,10 +23,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from petal._files import left_behind, replacing
+from petal._files import left_behind, write_tensors
 from petal._random import PREFIX as RANDOM
 from petal._random import random_state, set_random_state
 from petal._version import __version__
@@ -292,8 +291,7 @@ def write_state(path: PathLike, state: Mapping[str, Tensor], about: Mapping[str,
     """Write tensors and JSON as one checksummed file, which appears whole or not at all and is then on the disk."""
     tensors, text = {key: value.detach().contiguous().cpu() for key, value in state.items()}, _json(about)
     try:
-        with replacing(path) as temporary:
-            save_file(tensors, temporary, metadata={"format": kind, "about": text, "sha256": digest(tensors, text)})
+        write_tensors(path, tensors, {"format": kind, "about": text, "sha256": digest(tensors, text)})
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"cannot write a checkpoint to {path}: {_reason(error)}") from error
 

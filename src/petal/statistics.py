@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from petal._files import replacing
+from petal._files import write_tensors
 from petal._frozen import Frozen
 from petal.errors import StatisticsError
 from petal.norm import unwrapped
@@ -109,10 +108,9 @@ class SourceStatistics(Frozen):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the tensors as safetensors; the file appears whole or not at all."""
-        tensors = {name: value.contiguous().cpu() for name, value in self.tensors().items()}
+        tensors = self.tensors()
         try:
-            with replacing(path) as temporary:
-                save_file(tensors, temporary, metadata={"format": FORMAT, "tensors": json.dumps(sorted(tensors))})
+            write_tensors(path, tensors, {"format": FORMAT, "tensors": json.dumps(sorted(tensors))})
         except (OSError, SafetensorError) as error:
             raise StatisticsError(f"cannot write the statistics to {path}: {error}") from error
 

@@ -12,7 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from petal._random import random_state, set_random_state
-from petal.calls import called, check_batch, check_logits, inputs_and_labels, logits_in, moved, with_output
+from petal.calls import (
+    called,
+    check_batch,
+    check_logits,
+    finite,
+    inputs_and_labels,
+    logits_in,
+    moved,
+    not_finite,
+    with_output,
+)
 from petal.errors import PosteriorError
 from petal.norm import batch_norms, unwrapped
 from petal.posterior import DiagonalGaussian, LowRankGaussian, source_confidence
@@ -168,9 +178,8 @@ def fit_swag(
                 _check_labels(y, logits, f"batch {number} of epoch {epoch}")
                 loss = nn.functional.cross_entropy(logits, y)
             if not loss.isfinite():
-                raise PosteriorError(
-                    f"the loss is {loss.item()} in batch {number} of epoch {epoch}: check the data, or lower lr={lr}"
-                )
+                why = f"lower lr={lr}" if bool(finite(x)) else str(not_finite(x))
+                raise PosteriorError(f"the loss is {loss.item()} in batch {number} of epoch {epoch}: {why}")
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -261,8 +270,13 @@ def _length(loader: object) -> int | None:
 
 def _inputs_and_labels(batch: Any, like: Tensor, where: str) -> tuple[Any, Tensor]:
     x, y = inputs_and_labels(batch)
+    if y is None:
+        raise PosteriorError(
+            f"{where} has no labels: it is a {type(batch).__name__}, and what is needed is (images, labels) or a dict with "
+            "labels; petal.fit_laplace does without"
+        )
     if not isinstance(y, Tensor):
-        raise PosteriorError(f"{where} is not a pair (images, labels), or a dict with labels, but a {type(batch).__name__}")
+        raise PosteriorError(f"{where} has labels that are a {type(y).__name__}: use torch.tensor(labels)")
     if y.is_floating_point() or y.is_complex():
         raise PosteriorError(f"{where} has labels of type {y.dtype}: labels are whole numbers, one per sample")
     x = moved(x, like)
@@ -283,8 +297,16 @@ class _Called(nn.Module):
 
 def _check_labels(labels: Tensor, logits: Tensor, where: str) -> None:
     """Raise before the loss sees a label of no class, which on a GPU would end the process's use of it."""
-    if labels.shape != logits.shape[:1] or bool(((labels < 0) | (labels >= logits.shape[1])).any()):
+    if labels.shape != logits.shape[:1]:
+        hint = ""
+        if labels.dim() == 2 and len(labels) == len(logits):
+            hint = ": take labels.squeeze(1)" if labels.shape[1] == 1 else "; of one-hot labels take labels.argmax(1)"
         raise PosteriorError(
-            f"{where} has labels of shape {list(labels.shape)}, {labels.flatten()[:8].tolist()}...; the network has outputs "
-            f"of shape {list(logits.shape)} and labels count its classes from 0"
+            f"{where} has labels of shape {list(labels.shape)}, and the network has outputs of shape {list(logits.shape)}: "
+            f"labels are one whole number for each sample{hint}"
+        )
+    if bool(((labels < 0) | (labels >= logits.shape[1])).any()):
+        raise PosteriorError(
+            f"{where} has labels from {int(labels.min())} to {int(labels.max())}; labels count the network's "
+            f"{logits.shape[1]} classes from 0"
         )

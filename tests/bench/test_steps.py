@@ -7,6 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import petal
 from petal.bench.steps import run
 from petal.cli.bench import app
 from petal.methods import METHODS
@@ -44,3 +45,15 @@ def test_a_plugin_is_measured_like_a_method(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     rows = json.loads(out.read_text())["rows"]
     assert [row["method"] for row in rows] == ["mine-timed", "tent"]
+
+
+def test_the_network_of_a_source_folder(tmp_path: Path) -> None:
+    model = petal.models.build("small", 3, seed=0, width=8)
+    petal.save_source(tmp_path / "s", model, "small", classes=3, options={"width": 8}, input=(3, 16, 16))
+    arguments = ["steps", "--source", str(tmp_path / "s"), "--method", "bn", "--engine", "eager", "--batch", "2",
+                 "--batches", "1", "--warmup", "1", "--no-parts", "--device", "cpu",
+                 "--json", str(tmp_path / "rows.json")]  # fmt: skip
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    (row,) = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert row["network"] == "small"
+    assert row["tflop"] == pytest.approx(petal.models.flops(model, (3, 16, 16)) * 2 / 1e12)

@@ -10,8 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from petal import METHODS, PetalError
+from petal import METHODS, PetalError, load_posterior, models, save_source
+from petal.cli.check import check
 from petal.cli.run import run
+from petal.runs import Experiment
 from recipes.source import make_source
 
 app = typer.Typer()
@@ -179,3 +181,42 @@ def test_killed_run_gives_the_same_numbers(source: list[str], tmp_path: Path) ->
     subprocess.run(command, env=env, check=True)
     assert records(folder) == records(tmp_path / "alone")
     assert not list(folder.glob("jobs/*/*checkpoint*"))
+
+
+def test_a_plugin_that_adds_only_a_network(source: list[str], tmp_path: Path) -> None:
+    plugin = tmp_path / "net.py"
+    plugin.write_text(
+        "from functools import partial\nimport petal\n"
+        "petal.models.NETWORKS['narrow'] = partial(petal.models.SmallNet, width=8)\n"
+    )
+    try:
+        call("digits", *FEW[:4], *source, "--network", "narrow", "--plugin", plugin, "-m", "bn", "--out", tmp_path / "run")
+        manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+        assert manifest["plugin"]["networks"] == "narrow"
+        assert manifest["network"] == "narrow"
+        with pytest.raises(PetalError, match="adds networks only"):
+            check(plugin)
+        models.NETWORKS.pop("narrow")
+        assert Experiment("digits", plugin=str(plugin)).load_plugin()["networks"] == "narrow"      # run again: it was gone
+        assert "narrow" in models.NETWORKS
+        plugin.write_text("import petal\npetal.models.NETWORKS['narrow'] = 3\n")
+        with pytest.raises(PetalError, match="is no function of `classes`"):
+            call("digits", *FEW[:4], *source, "--plugin", plugin, "--out", tmp_path / "run")
+    finally:
+        models.NETWORKS.pop("narrow", None)
+
+
+def test_a_source_folder(source: list[str], tmp_path: Path) -> None:
+    """One option for network, posterior and statistics; the records are the same."""
+    folder = tmp_path / "source"
+    model = models.build("small", 10, source[1], width=8)
+    save_source(folder, model, "small", classes=10, options={"width": 8}, posterior=load_posterior(source[3]))
+    few = ["--images", "4", "--batch-size", "4"]
+    call("digits", *few, *source, "-m", "petal", "--set", "petal.views=1", "--out", tmp_path / "a")
+    call("digits", *few, "--source", folder, "-m", "petal", "--set", "petal.views=1", "--out", tmp_path / "b")
+
+    assert records(tmp_path / "a") == records(tmp_path / "b")
+    for more in (["--weights", source[1]], ["--network", "wrn-40-2"]):
+        with pytest.raises(PetalError, match="leave one of them out"):
+            call("digits", "--source", folder, *more, "--out", tmp_path / "c")
+    assert not (tmp_path / "c").exists()

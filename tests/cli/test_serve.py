@@ -10,9 +10,14 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from petal.cli.serve import serve
+import petal
+from petal import models
+from petal.cli.serve import demo_settings, serve
 from petal.errors import ConfigError
 from petal.serve import Settings, server
+from petal.serve.model import build
+from petal.serve.queue import Busy, RequestQueue
+from petal.serve.watch import Metrics, Watch
 from recipes.source import make_source
 
 app = typer.Typer()
@@ -75,7 +80,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 
 
 def test_there_is_an_option_for_every_setting() -> None:
-    assert {f.name for f in fields(Settings)} == {*OPTIONS, "meta"}
+    assert {f.name for f in fields(Settings)} == {*OPTIONS, "meta", "source"}
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -129,3 +134,38 @@ def test_what_cannot_be_served_is_said_at_the_start(settings: dict[str, Any], ma
         settings = {**settings, "weights": make_source(tmp_path) / "network.safetensors"}
     with pytest.raises(ConfigError, match=match):
         server.run(Settings(folder=tmp_path, **settings), torch.device("cpu"))
+
+
+def test_the_demo_takes_a_request_of_each_of_eight_clients() -> None:
+    """Whoever waits for an answer sends nothing else: eight clients with an image each are never refused."""
+    settings = demo_settings()
+    queue = RequestQueue(settings, Watch(Metrics(settings.batch_size, (("model", "digits"),))))
+    for _ in range(8):
+        queue.check_room()
+        queue.submit(torch.zeros(1, 3, 32, 32))
+    with pytest.raises(Busy):
+        queue.submit(torch.zeros(1, 3, 32, 32))
+
+
+def test_a_source_folder_says_shape_and_labels(given: list[Settings], tmp_path: Path) -> None:
+    model = models.build("small", 3, seed=0, width=8)
+    petal.save_source(tmp_path / "s", model, "small", options={"width": 8}, input=(3, 16, 16), class_names=("a", "b", "c"))
+    result = CliRunner().invoke(app, ["--source", str(tmp_path / "s"), "-m", "tent"])
+    assert result.exit_code == 0, result.output
+    assert (given[0].input, given[0].labels, given[0].source) == ((3, 16, 16), ("a", "b", "c"), tmp_path / "s")
+    assert CliRunner().invoke(app, ["--source", str(tmp_path / "s"), "--labels", "x,y,z", "--input", "3,8,8"]).exit_code == 0
+    assert (given[1].input, given[1].labels) == ((3, 8, 8), ("x", "y", "z"))
+    (tmp_path / "serve.toml").write_text('source = "s"\nbatch_size = 9\n')
+    assert CliRunner().invoke(app, [str(tmp_path / "serve.toml")]).exit_code == 0
+    assert (given[2].input, given[2].batch_size) == ((3, 16, 16), 9)
+    served = build(given[0], torch.device("cpu"))
+    assert served.classes == 3
+    x = torch.rand(2, 3, 16, 16)
+    torch.testing.assert_close(served.source(x), model.eval()(x))
+    for more in (["--network", "wrn-40-2"], ["--weights", "w"], ["--demo"], ["--classes", "4"]):
+        result = CliRunner().invoke(app, ["--source", str(tmp_path / "s"), *more])
+        if result.exit_code == 0:
+            with pytest.raises(ConfigError, match=r"leave one of them out|3 labels for 4"):
+                build(given[-1], torch.device("cpu"))
+        else:
+            assert "--demo makes a source of its own" in str(result.exception)

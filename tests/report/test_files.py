@@ -225,3 +225,22 @@ def test_folder_of_a_sweep_is_that_of_its_runs(tmp_path: Path, small: Path) -> N
     sweep.write_text(json.dumps({"format": "petal-sweep-2", "runs": {"small": {}}}))
     with pytest.raises(DataError, match="reads 'petal-sweep-1'"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize("newer", ["samples.json", "samples.npz"])
+def test_a_job_that_was_killed_between_its_two_picture_files(tmp_path: Path, newer: str) -> None:
+    """One of the files tells of more pictures than the other: those that both have are shown."""
+    run = write_run(tmp_path / "run", ("source",), batches=1, n=4, samples=True, unfinished=("source-standard-15-0",))
+    folder = read_run(run).jobs[0].folder
+    whole = read_run(run).jobs[0].samples()
+    assert whole is not None
+    entries = json.loads((folder / "samples.json").read_text())
+    if newer == "samples.json":
+        np.savez(folder / "samples.npz", images=whole.images[:5])
+    else:
+        (folder / "samples.json").write_text(json.dumps(entries[:5]))
+    kept = read_run(run).jobs[0].samples()
+    assert kept is not None
+    assert kept.entries == entries[:5]
+    assert (kept.images == whole.images[:5]).all()
+    assert draw(load(run).sections[0])

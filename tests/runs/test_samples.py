@@ -4,9 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from petal.runs import (
-    run_job,
-)
+from petal.runs import make_manifest, open_run, run_job
 from runs.parts import Stop, job, opened, stopping_at, without_time
 
 
@@ -48,3 +46,32 @@ def test_damaged_samples_do_not_stop_a_job(source: Path, tmp_path: Path, size: i
     assert without_time(run_job(j, tmp_path, o)) == without_time(whole)
     with np.load(pictures) as archive:
         assert len(archive["images"]) == len(json.loads(pictures.with_suffix(".json").read_text()))
+
+
+def test_killed_between_the_two_files(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pictures are newer than the list: a report shows what both have, and the job goes on."""
+    from petal import report
+    from petal.runs import samples
+
+    o, j = opened(source), job("bn")
+    open_run(tmp_path, make_manifest(o, [j]))
+    with pytest.raises(Stop):
+        run_job(j, tmp_path, o, checkpoint_every=6, progress=stopping_at(7))
+    write = samples.write_json
+
+    def dies(path: Path, content: object) -> None:
+        raise Stop
+
+    monkeypatch.setattr(samples, "write_json", dies)
+    with pytest.raises(Stop):
+        run_job(j, tmp_path, o, checkpoint_every=3)
+    place = tmp_path / "jobs" / j.id
+    pictures, listed = len(np.load(place / "samples.npz")["images"]), len(json.loads((place / "samples.json").read_text()))
+    assert pictures > listed > 0
+    (kept,) = (one.samples() for one in report.files.read_run(tmp_path).jobs)
+    assert kept is not None
+    assert len(kept.entries) == len(kept.images) == listed
+    report.terminal(report.load(tmp_path))
+    monkeypatch.setattr(samples, "write_json", write)
+    run_job(j, tmp_path, o)
+    assert len(json.loads((place / "samples.json").read_text())) == 60

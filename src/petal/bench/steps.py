@@ -9,6 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from petal.models import build, flops
 from petal.posterior import DiagonalGaussian
 from petal.recipes import Row, recipe, rows
 from petal.recipes.rows import needs_posterior, needs_statistics, takes_posterior
+from petal.source_folder import read_config
 
 NETWORK_INPUT = {"resnet-50": (224, 1000)}  # size and classes; all others are 32 and 10
 
@@ -65,18 +67,27 @@ def run(
     parts: bool = True,
     compile_at_once: bool = True,
     progress: Callable[[str], None] | None = None,
+    source: Path | None = None,
 ) -> Iterator[StepTime]:
-    """Measure every combination. A method without views is measured once, whatever `views` and `gates` say."""
+    """Measure every combination. A method without views is measured once, whatever `views` and `gates` say.
+
+    The network of a `source` folder is measured too, with its own weights and shape of images.
+    """
     for name in methods:
         if name not in known_rows():
             raise ConfigError(f"unknown method {name!r}: choose from {', '.join(known_rows())}")
     rate = matrix_rate(device)
-    for network in networks:
-        size, classes = NETWORK_INPUT.get(network, (32, 10))
-        model = build(network, classes=classes, seed=0).to(device).eval()
-        forward = flops(model, (3, size, size)) / 1e12
+    known = None if source is None else read_config(source)
+    for network in [*networks, *([] if known is None else [known.network])]:
+        if known is not None and network == known.network:
+            known.check_files()
+            model, shape = known.model().to(device), known.input or (3, 32, 32)
+        else:
+            size, classes = NETWORK_INPUT.get(network, (32, 10))
+            model, shape = build(network, classes=classes, seed=0).to(device).eval(), (3, size, size)
+        forward = flops(model, shape) / 1e12
         for batch in batches:
-            x = torch.rand(batch, 3, size, size, device=device)
+            x = torch.rand(batch, *shape, device=device)
             for method in methods:
                 for engine in engines:
                     yield from _measure(

@@ -7,24 +7,26 @@ import warnings
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from petal import __version__, parallel
 from petal.cli import bench
+from petal.cli.apply import apply
 from petal.cli.check import check
+from petal.cli.codes import INTERRUPTED, LOST, PARTLY, REFUSED
+from petal.cli.common import make_console
 from petal.cli.corrupt import corrupt
 from petal.cli.demo import demo
 from petal.cli.fit import fit
 from petal.cli.methods import methods
 from petal.cli.report import report
 from petal.cli.run import run
+from petal.cli.runs import runs
 from petal.cli.serve import serve
-from petal.cli.sweep import sweep
+from petal.cli.sweep import SomeFailed, sweep
 from petal.cli.tune import tune
 from petal.errors import PetalError
-
-INTERRUPTED = 130       # exit code after Ctrl-C
+from petal.parallel import ParallelError
 
 app = typer.Typer(
     help="Lifelong test-time adaptation: PETAL, its baselines and its evaluation.",
@@ -32,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, run, sweep, report, fit, tune, corrupt, serve, methods, check):
+for command in (demo, apply, run, sweep, runs, report, fit, tune, corrupt, serve, methods, check):
     app.command()(command)
 app.add_typer(bench.app, name="bench")
 
@@ -54,7 +56,7 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; what petal raises on purpose becomes one line and exit code 2."""
+    """Run the command line; what petal raises on purpose becomes one line and an exit code."""
     code = _run()
     if parallel.started():      # a rank: what is left of gloo's threads would meet a Python that is ending, and abort it
         sys.stdout.flush()
@@ -68,11 +70,10 @@ def _run() -> int:
     try:
         app()
     except PetalError as error:
-        Console(stderr=True, highlight=False).print(f"[bold red]petal:[/bold red] {escape(str(error))}", soft_wrap=True)
-        return 2
+        make_console(stderr=True, highlight=False).print(f"[bold red]petal:[/bold red] {escape(str(error))}", soft_wrap=True)
+        return LOST if isinstance(error, ParallelError) else PARTLY if isinstance(error, SomeFailed) else REFUSED
     except (KeyboardInterrupt, SystemExit) as end:      # typer makes an exit of Ctrl-C
         code = end.code if isinstance(end, SystemExit) else INTERRUPTED
         if code == INTERRUPTED:
-            Console(stderr=True).print("\npetal: interrupted")
+            make_console(stderr=True).print("\npetal: interrupted")
         return code if isinstance(code, int) else int(code is not None)
-    return 0

@@ -7,20 +7,19 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from petal._files import write_json
 from petal.bench import corruptions as corruption_bench
 from petal.bench import cost, scale, steps
 from petal.bench import serve as serve_bench
-from petal.cli.common import choose_device, words
+from petal.cli.common import choose_device, make_console, words
 from petal.cli.options import Device, command_line, numbers, with_source
 from petal.errors import ConfigError
 from petal.recipes import load_plugin
 from petal.runs import Experiment
 
-console = Console()
+console = make_console()
 app = typer.Typer(help="Measure on this machine: adaptation steps, corruptions, the server.", no_args_is_help=True)
 
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the rows to this JSON file.")]
@@ -30,14 +29,17 @@ Json = Annotated[Path | None, typer.Option("--json", help="Also write the rows t
 def bench_steps(
     method: Annotated[str, typer.Option(help="Methods, separated by commas.")] = "petal,cotta,tent,bn",
     engine: Annotated[str, typer.Option(help="Engines: auto, eager.")] = "eager,auto",
-    network: Annotated[str, typer.Option(help="Networks, for example wrn-28-10,resnet-50.")] = "small",
+    network: Annotated[
+        str | None, typer.Option(help="Networks, for example wrn-28-10,resnet-50. Default: small, or that of --source.")
+    ] = None,
+    source: Annotated[Path | None, typer.Option(help="A source folder: measure its network, with its weights.")] = None,
     batch: Annotated[str, typer.Option(help="Batch sizes.")] = "200",
     views: Annotated[str, typer.Option(help="Numbers of views K.")] = "32",
     gate: Annotated[str, typer.Option(help="open (views on every batch), closed (on none), or both.")] = "open,closed",
     batches: Annotated[int, typer.Option(help="Timed batches per row.", min=1)] = 30,
     warmup: Annotated[int, typer.Option(help="Batches before timing; compilation falls into these.", min=1)] = 5,
     parts: Annotated[bool, typer.Option(help="Also time the parts of a step one by one.")] = True,
-    plugin: Annotated[Path | None, typer.Option(help="A Python file that adds methods to petal.METHODS.")] = None,
+    plugin: Annotated[Path | None, typer.Option(help="A Python file that adds methods or networks.")] = None,
     device: Device = "auto",
     out: Json = None,
 ) -> None:
@@ -48,8 +50,9 @@ def bench_steps(
     rows: list[steps.StepTime] = []
     with console.status("measuring") as status:
         for row in steps.run(
-            words(method), words(engine), words(network), numbers([batch], "--batch"), numbers([views], "--views"),
-            words(gate), where, count=batches, warmup=warmup, parts=parts, progress=status.update,
+            words(method), words(engine), words(network or ("" if source else "small")),
+            numbers([batch], "--batch"), numbers([views], "--views"), words(gate), where, count=batches, warmup=warmup,
+            parts=parts, progress=status.update, source=source,
         ):  # fmt: skip
             rows.append(row)
             shown = "  ".join(f"{name} {ms:.2f}" for name, ms in row.parts.items())

@@ -9,6 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from petal.checks import ENGINES, NETWORKS, Check, CheckFailed, Factory, NotApplicable, check_method
+from petal.cli import complete
+from petal.cli.codes import PARTLY
+from petal.cli.common import make_console
 from petal.cli.options import bar
 from petal.errors import ConfigError
 from petal.methods import METHODS
@@ -23,8 +26,9 @@ def check(
         Path | None, typer.Argument(metavar="[FILE]", help="A Python file that adds methods to petal.METHODS.")
     ] = None,
     method: Annotated[
-        list[str] | None, typer.Option("--method", "-m", help="A method, also with something around it: mine+small+guard; "
-                                       "may be repeated. Default: those of the file.")
+        list[str] | None, typer.Option("--method", "-m", autocompletion=complete.methods,
+                                       help="A method, also with something around it: mine+small+guard; may be repeated. "
+                                       "Default: those of the file.")
     ] = None,
     network: Annotated[
         list[str] | None, typer.Option(help=f"{', '.join(NETWORKS)}; may be repeated. Default: all.")
@@ -37,15 +41,16 @@ def check(
     added = {} if plugin is None else load_plugin(plugin)
     names = method or added.get("methods", "").split(", ")
     if not names[0]:
-        raise ConfigError("say what to check: a file that adds a method, or a method of petal's own (--method tent)")
+        told = f"; {plugin} adds networks only" if added else ""
+        raise ConfigError(f"say what to check: a file that adds a method, or a method of petal's own (--method tent){told}")
     for name in network or ():
         if name not in NETWORKS:
             raise unknown("network", name, NETWORKS)
-    console, failed = Console(), 0
+    console, failed = make_console(), 0
     for name in names:
         failed += _checked(name, _factory(name), network or list(NETWORKS), console)
     if failed:
-        raise typer.Exit(1)
+        raise typer.Exit(PARTLY)
 
 
 def _factory(name: str) -> Factory:

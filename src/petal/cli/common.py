@@ -1,12 +1,29 @@
 """What the commands share: devices and lists on the command line."""
 
 import os
+import sys
+from typing import Any
 
 import torch
+from rich.console import Console
 
 from petal.engine import keep_freed_memory
 from petal.errors import ConfigError
 from petal.parallel import started
+
+PIPED = 240     # columns where nobody looks at them: names stay whole
+
+
+def make_console(stderr: bool = False, **options: Any) -> Console:
+    """Where a command prints: as wide as the terminal, whatever it is, and wide where there is none."""
+    console = Console(stderr=stderr, **options)
+    if os.environ.get("COLUMNS", "").isdecimal() or (console.is_terminal and not console.is_dumb_terminal):
+        return console                      # rich finds it out, and follows when a window changes
+    try:
+        size = os.get_terminal_size((sys.stderr if stderr else sys.stdout).fileno())
+    except (OSError, ValueError, AttributeError):
+        size = os.terminal_size((PIPED, 25))
+    return Console(stderr=stderr, width=size.columns or PIPED, height=size.lines or 25, **options)
 
 
 def choose_device(name: str) -> torch.device:

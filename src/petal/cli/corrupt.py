@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 import torch
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from petal import corruptions, data
+from petal.cli.common import make_console
 from petal.cli.options import Quiet
 from petal.errors import ConfigError, DataError
 
@@ -63,7 +63,7 @@ def corrupt(
     if where.is_dir() and (out.resolve() == where or where in out.resolve().parents):
         raise DataError(f"{out}: lies in {source}, whose images it would be counted among; choose a folder outside")
     names = (*(corruption or ()), *(corruptions.VALIDATION_CORRUPTIONS if validation else ()))
-    console = Console(quiet=quiet, highlight=False)
+    console = make_console(quiet=quiet, highlight=False)
     columns = (TextColumn("{task.description:18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet) as bar:

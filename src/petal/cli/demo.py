@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from petal.cli.common import choose_device
+from petal.cli.common import choose_device, make_console
 from petal.cli.options import Quiet, command_line, shown_warnings, with_source
 from petal.cli.run import run_all
 from petal.recipes import TABLE_1
@@ -26,7 +25,7 @@ def demo(
     """
     from petal import report
 
-    console = Console(quiet=quiet)
+    console = make_console(quiet=quiet)
     began = time.monotonic()
     experiment = Experiment("digits", data="digits", images=images, severity=severity)
     console.print("[bold]Lifelong test-time adaptation on handwritten digits[/]")

@@ -8,10 +8,11 @@ import uuid
 
 import torch
 
+from petal.cli.codes import LOST, REFUSED
 from petal.errors import ConfigError
 from petal.parallel import ParallelError
 
-SAID = 2        # exit code of a command that has said what is wrong
+SAID = (REFUSED, LOST)  # exit codes of a command that has said what is wrong
 
 
 def launch(count: int, device: torch.device) -> None:
@@ -31,7 +32,8 @@ def launch(count: int, device: torch.device) -> None:
         elastic_launch(config, sys.executable)("-m", "petal", *sys.argv[1:])
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in error.failures.items()}
-        raise ParallelError(what_happened(codes, count)) from error
+        refused = all(code in (REFUSED, -signal.SIGTERM) for code in codes.values())
+        raise (ConfigError if refused else ParallelError)(what_happened(codes, count)) from error
 
 
 def what_happened(codes: dict[int, int], count: int) -> str:
@@ -42,10 +44,10 @@ def what_happened(codes: dict[int, int], count: int) -> str:
     >>> what_happened({0: 2}, 2)
     'rank 0 of 2 failed for the reason above'
     """
-    told = [rank for rank, code in codes.items() if code == SAID]
+    told = [rank for rank, code in codes.items() if code in SAID]
     others = {r: c for r, c in codes.items() if r not in told and c != -signal.SIGTERM} or codes
     rank, code = next(iter(others.items()))
-    if code == SAID:
+    if code in SAID:
         return f"rank {rank} of {count} failed for the reason above"
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
     return f"rank {rank} of {count} {how}, and the run with it; repeat the command to continue at its last checkpoint"

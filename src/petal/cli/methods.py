@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from petal.cli.common import make_console
 from petal.methods import METHODS, Adapter
 from petal.recipes import WRAPPERS, load_plugin
 
 
 def methods(
-    plugin: Annotated[Path | None, typer.Option(help="A Python file that adds methods to petal.METHODS.")] = None,
+    plugin: Annotated[Path | None, typer.Option(help="A Python file that adds methods or networks.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with papers in full.")] = False,
 ) -> None:
     """List the methods: what they adapt, what they need, and the streams that they suit.
@@ -34,4 +34,4 @@ def methods(
     for name, method in known.items():
         card = method.card
         table.add_row(name, *([] if card is None else [card.title, str(card.year), *card.cells()]))
-    Console().print(table)
+    make_console().print(table)

@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from petal._options import Option
+from petal.cli import complete
 from petal.errors import ConfigError, PetalWarning
 from petal.recipes.fit import TrainProgress
 from petal.runs import Experiment
@@ -25,7 +26,8 @@ from petal.swag import FitProgress
 
 Methods = Annotated[
     list[str] | None,
-    typer.Option("--method", "-m", help="A row of the table; may be repeated. Default: the eight of Table 1. Also: "
+    typer.Option("--method", "-m", autocompletion=complete.methods,
+                 help="A row of the table; may be repeated. Default: the eight of Table 1. Also: "
                  "petal-none, petal-sres-0.03, the methods of a plugin, and any of them with a guard and the "
                  "small-batch mode around it: petal+guard, petal+small, petal+small+guard. Around methods that adapt one "
                  "network also resets when predictions collapse, eta+asr, and weights for each domain, eata+reservoir."),
@@ -71,7 +73,7 @@ def options_of(
         flags = [f"{flag}/--no-{flag[2:]}" if bool in (hint, *get_args(hint)) else flag, *about.flags]
         made = typer.Option(
             *flags, help=text, min=about.low, max=about.high, rich_help_panel=about.panel,
-            metavar=None if name in each else about.metavar,
+            metavar=None if name in each else about.metavar, autocompletion=complete.BY_NAME.get(name),
         )  # fmt: skip
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, made])
 

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from petal._files import replacing
+from petal.cli.common import make_console
 from petal.errors import ConfigError, DataError
 
 
@@ -78,7 +79,7 @@ def report(
     ] = None,
 ) -> None:
     """Show run folders as the paper's tables, as figures and as a page."""
-    console = Console()
+    console = make_console()
     chosen = format or (_BY_SUFFIX.get(out.suffix.lower()) if out is not None else None)
     if chosen is None:
         if out is not None:

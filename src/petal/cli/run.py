@@ -11,7 +11,8 @@ from rich.progress import Progress as Bar
 from rich.progress import TaskID
 
 from petal import parallel
-from petal.cli.common import choose_device
+from petal.cli import complete
+from petal.cli.common import choose_device, make_console
 from petal.cli.launch import launch
 from petal.cli.options import (
     Device,
@@ -35,7 +36,8 @@ from petal.runs import Experiment, Job, JobProgress, OpenExperiment, jobs_for, m
 def run(
     *,
     recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="cifar10, cifar10-gradual, cifar100, imagenet, imagenet-3dcc or digits.")
+        str, typer.Argument(metavar="RECIPE", help="cifar10, cifar10-gradual, cifar100, imagenet, imagenet-3dcc or digits.",
+                            autocompletion=complete.recipes)
     ],
     method: Methods = None,
     order: Orders = None,
@@ -72,7 +74,7 @@ def run(
     place = choose_device(device)
     ranks = parallel.join(place, timeout)
     quiet = quiet or (ranks is not None and not ranks.first)
-    console = Console(quiet=quiet)
+    console = make_console(quiet=quiet)
     experiment = Experiment(recipe, **given)
     chosen = experiment.chosen
     table = experiment.rows(method or TABLE_1, settings or [])

@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from petal.cli.common import choose_device, words
+from petal.cli.common import choose_device, make_console, words
 from petal.cli.options import options_of, shown_warnings, with_source
 from petal.errors import ConfigError, StorageError
 from petal.runs import Experiment
-from petal.serve import Settings, read_toml
+from petal.serve import Settings, of_source, read_toml
 
 
 @options_of(Settings, overlay="Default: {}.")
@@ -32,10 +31,15 @@ def serve(
     except ModuleNotFoundError as error:
         raise ConfigError(f"the server needs its extra: pip install 'petal-tta[serve]' ({error})") from error
 
-    console = Console(stderr=True)
+    console = make_console(stderr=True)
     chosen = demo_settings() if demo else Settings()
-    if config is not None:
-        chosen = chosen.updated(read_toml(config))
+    filed = {} if config is None else read_toml(config)
+    source = given["source"] or filed.get("source")
+    if source is not None:
+        if demo:
+            raise ConfigError("--demo makes a source of its own: leave --demo or --source out")
+        chosen = chosen.updated(of_source(source))
+    chosen = chosen.updated(filed)
     labels = None if given["labels"] is None else words(given["labels"])
     chosen = chosen.updated({**given, "input": _shape(given["input"]), "labels": labels})
     place = choose_device(chosen.device)
@@ -64,7 +68,7 @@ def demo_settings() -> Settings:
     """The digits network, watched by a guard, for single images as well as whole batches."""
     return Settings(
         name="digits", recipe="digits", labels=tuple("0123456789"), folder=Path("runs/serve-demo"), snapshot_every=50,
-        queue=6,                            # on a CPU a larger batch takes longer, and those who wait should not wait long
+        queue=8,        # an image from each of 8 clients that wait for their answers; more would only wait longer on a CPU
         guard="rollback", small_batch=True,
     )  # fmt: skip
 

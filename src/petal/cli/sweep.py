@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from petal.cli.common import choose_device
+from petal.cli import complete
+from petal.cli.common import choose_device, make_console
 from petal.cli.options import (
     Device,
     Every,
@@ -46,13 +47,18 @@ from petal.sweep import (
     write_sweep,
 )
 
-EACH = ("data", "corrupted", "ids", "weights", "posterior", "statistics", "network")      # may differ from recipe to recipe
+# What may differ from recipe to recipe
+EACH = ("data", "corrupted", "ids", "source", "weights", "posterior", "statistics",
+        "network")  # fmt: skip
 
 
 @options_of(Experiment, each=EACH)
 def sweep(
     *,
-    recipes: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="One or more recipes; see `petal run`.")],
+    recipes: Annotated[
+        list[str], typer.Argument(metavar="RECIPE...", help="One or more recipes; see `petal run`.",
+                                  autocompletion=complete.recipes)
+    ],
     method: Methods = None,
     order: Orders = None,
     seed: Seeds = None,
@@ -86,7 +92,7 @@ def sweep(
     Runs that are lost or fail are begun again from their checkpoints. Repeat the command to finish what is left; what is
     done is not done again. `petal report` reads the folder.
     """
-    console = Console(quiet=quiet)
+    console = make_console(quiet=quiet)
     of_ray = {"--cpus": cpus, "--gpus": gpus, "--address": address, "--local-cpus": local_cpus, "--retries": retries}
     if sequential and (useless := [name for name, value in of_ray.items() if value is not None]):
         raise ConfigError(f"{', '.join(useless)} is for Ray, and --sequential does without: leave one of them out")
@@ -124,7 +130,11 @@ def sweep(
     console.print(f"Records are in {out}; `petal report {out}` draws them.", markup=False, highlight=False)
     if board.failed:
         told = "; ".join(f"{o.name}: {o.failed}" for o in board.failed[:5])
-        raise PetalError(f"{len(board.failed)} of {count} runs failed; repeat the command to try them again. {told}")
+        raise SomeFailed(f"{len(board.failed)} of {count} runs failed; repeat the command to try them again. {told}")
+
+
+class SomeFailed(PetalError):
+    """Some runs of a sweep failed; the others are done."""
 
 
 def share_of(device: str, gpus: float | None, sequential: bool) -> tuple[str, float]:

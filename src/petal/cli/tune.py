@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from petal._files import make_folder, write_json
-from petal.cli.common import choose_device
+from petal.cli import complete
+from petal.cli.common import choose_device, make_console
 from petal.cli.options import Device, Quiet, bar, options_of, shown_warnings, with_source
 from petal.corruptions import VALIDATION_CORRUPTIONS
 from petal.errors import ConfigError
@@ -27,8 +27,12 @@ from petal.runs import tune as find_best
 @options_of(Experiment, leave_out=("visits", "label_correlation", *ORDER))
 def tune(
     *,
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="The benchmark; see `petal run`.")],
-    method: Annotated[str, typer.Option("--method", "-m", help="A row of `petal run`, for example tent.")] = "petal",
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="The benchmark; see `petal run`.", autocompletion=complete.recipes)
+    ],
+    method: Annotated[
+        str, typer.Option("--method", "-m", help="A row of `petal run`, for example tent.", autocompletion=complete.methods)
+    ] = "petal",
     values: Annotated[
         list[str] | None,
         typer.Option("--try", help="OPTION=VALUE,VALUE,...: the values of a setting, for example lr=1e-4,3e-4,1e-3, or of "
@@ -52,7 +56,7 @@ def tune(
 
     Without --try: PETAL's alpha, then its delta.
     """
-    console = Console(quiet=quiet)
+    console = make_console(quiet=quiet)
     experiment = Experiment(recipe, stream="continual", **given)
     (row,) = experiment.rows([method], settings or [])
     grid = grid_of(row, values or [], alpha, delta)

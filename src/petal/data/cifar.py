@@ -279,7 +279,7 @@ def npz(
             if missing:
                 held = ", ".join(member.removesuffix(".npy") for member in members) or "nothing"
                 raise DataError(f"{path}: expected arrays images and labels, found {held}")
-            images, labels = (_npz_member(path, archive, f"{key}.npy") for key in ("images", "labels"))
+            images, labels = (npz_member(path, archive, f"{key}.npy") for key in ("images", "labels"))
     except (zipfile.BadZipFile, OSError, ValueError, EOFError) as error:
         if isinstance(error, DataError):
             raise
@@ -287,7 +287,7 @@ def npz(
     return ArrayDataset(images, labels, name=name or path.stem, classes=classes, where=str(path))
 
 
-def _npz_member(path: Path, archive: zipfile.ZipFile, member: str) -> NDArray[Any]:
+def npz_member(path: Path, archive: zipfile.ZipFile, member: str) -> NDArray[Any]:
     """One array of an npz: mapped where it lies uncompressed in the file, otherwise read."""
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)

@@ -27,18 +27,23 @@ SUFFIXES = frozenset({".jpeg", ".jpg", ".png", ".ppm", ".bmp", ".webp", ".tif", 
 IMAGENET_3DCC = order("imagenet-3dcc", 1)
 
 
+def open_picture(path: Path) -> Image.Image:
+    """The image in a file, as RGB; a DataError if it is none."""
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such image") from None
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path}: truncated or not an image ({error})") from error
+
+
 def decode(path: Path, size: int | None = None) -> NDArray[np.uint8]:
     """The image as uint8 [H, W, 3]; with a `size`, its shorter side to 8/7 of that and the centre cut out.
 
     An image that already is `size` by `size` stays as it is, as ImageNet-C's do. 224 gives the usual resize to 256.
     """
-    try:
-        with Image.open(path) as image:
-            picture = image.convert("RGB")
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such image") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: truncated or not an image ({error})") from error
+    picture = open_picture(path)
     if size is not None and picture.size != (size, size):
         shorter = round(size * 8 / 7)
         width, height = picture.size

@@ -2,7 +2,7 @@
 
 from petal.errors import renamed
 from petal.models.cost import count_parameters, flops
-from petal.models.libraries import is_function
+from petal.models.libraries import LIBRARIES, checkpoint_classes, is_function
 from petal.models.normalize import Normalize
 from petal.models.pixels import (
     BYTE_PIXELS,
@@ -13,6 +13,7 @@ from petal.models.pixels import (
     expected_input,
     input_problem,
 )
+from petal.models.preprocessing import Preprocessing, preprocessing_of
 from petal.models.registry import NETWORKS, build
 from petal.models.resnet import ResNet
 from petal.models.resnext import ResNeXt
@@ -23,11 +24,13 @@ from petal.models.wide_resnet import WideResNet
 
 __all__ = [
     "BYTE_PIXELS",
+    "LIBRARIES",
     "NETWORKS",
     "NORMALIZED_PIXELS",
     "UNIT_PIXELS",
     "Normalize",
     "PixelStatistics",
+    "Preprocessing",
     "ResNeXt",
     "ResNet",
     "SmallNet",
@@ -35,12 +38,14 @@ __all__ = [
     "WideResNet",
     "build",
     "check_input",
+    "checkpoint_classes",
     "count_parameters",
     "expected_input",
     "flops",
     "input_problem",
     "is_function",
     "load_weights",
+    "preprocessing_of",
 ]
 
 __getattr__ = renamed(__name__, Pixels=PixelStatistics)

@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import nn
 
 from petal.errors import ModelError
 from petal.models.normalize import IMAGENET_MEAN, IMAGENET_STD, attach_normalize
+from petal.models.preprocessing import Preprocessing, by_timm, by_torchvision, by_transformers
 
 
 def from_timm(
@@ -27,7 +28,8 @@ def from_timm(
         raise _unknown("timm", name, known)
     model: nn.Module = timm.create_model(name, num_classes=classes, **options)
     config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
-    return attach_normalize(model, mean or config.get("mean", IMAGENET_MEAN), std or config.get("std", IMAGENET_STD))
+    found = attach_normalize(model, mean or config.get("mean", IMAGENET_MEAN), std or config.get("std", IMAGENET_STD))
+    return _with_card(found, by_timm(config))
 
 
 def from_torchvision(
@@ -47,7 +49,7 @@ def from_torchvision(
     model: nn.Module = models.get_model(name, weights=weights if pretrained else None, num_classes=classes, **options)
     preset: Any = weights.transforms()
     config = {"mean": getattr(preset, "mean", IMAGENET_MEAN), "std": getattr(preset, "std", IMAGENET_STD)}
-    return attach_normalize(model, mean or config["mean"], std or config["std"])
+    return _with_card(attach_normalize(model, mean or config["mean"], std or config["std"]), by_torchvision(preset))
 
 
 def from_transformers(
@@ -66,14 +68,48 @@ def from_transformers(
     auto = library.AutoModelForImageClassification
     try:
         config = library.AutoConfig.from_pretrained(name, num_labels=classes, **options)
-        if (mean is None) or (std is None):
+        card: dict[str, Any] = {}
+        with suppress(OSError) if mean and std else nullcontext():
             card, _ = library.image_processing_base.ImageProcessingMixin.get_image_processor_dict(name)
-            mean, std = mean or card["image_mean"], std or card["image_std"]
+        mean, std = mean or card["image_mean"], std or card["image_std"]
         model: nn.Module = auto.from_pretrained(name, config=config) if pretrained else auto.from_config(config)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         what = f"{type(error).__name__} {error}"
         raise ModelError(f"transformers:{name} cannot be made with {classes} classes: {what}") from error
-    return attach_normalize(model, mean, std)
+    return _with_card(attach_normalize(model, mean, std), by_transformers(card))
+
+
+def checkpoint_classes(name: str) -> tuple[int | None, tuple[str, ...] | None]:
+    """How many classes the library's own checkpoint of a network has, and their names; None where the library does not say.
+
+    >>> checkpoint_classes("wrn-40-2")
+    (None, None)
+    """
+    library, _, inner = name.partition(":")
+    names: tuple[str, ...] | None = None
+    count = None
+    if library == "torchvision":
+        found = _library(library, inner).models.get_model_weights(inner).DEFAULT.meta.get("categories") or ()
+        count, names = len(found) or None, tuple(found) or None
+    elif library == "timm":
+        config = _library(library, inner).get_pretrained_cfg(inner)
+        count = getattr(config, "num_classes", None)
+    elif library == "transformers":
+        try:
+            config = _library(library, inner).AutoConfig.from_pretrained(inner)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"transformers:{inner} cannot be found: {error}") from error
+        count = config.num_labels
+        told = [str(config.id2label.get(number, "")) for number in range(count)]
+        names = None if any(text in ("", f"LABEL_{n}") for n, text in enumerate(told)) else tuple(told)
+    return count, names
+
+
+def _with_card(model: nn.Module, card: Preprocessing | None) -> nn.Module:
+    """The network with what its card says of pictures (`preprocessing_of`)."""
+    if card is not None and not hasattr(model, "preprocessing"):
+        model.preprocessing = card  # type: ignore[assignment]
+    return model
 
 
 def is_function(name: str) -> bool:

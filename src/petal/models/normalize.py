@@ -10,6 +10,7 @@ from petal.errors import ModelError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+_BEFORE = "normalised_before"
 
 
 class Normalize(nn.Module):
@@ -55,12 +56,17 @@ class Normalize(nn.Module):
 
 
 def find_normalize(model: nn.Module) -> Normalize | None:
-    """The normalisation that is a direct child of a network, if there is one."""
-    return next((child for child in model.children() if isinstance(child, Normalize)), None)
+    """The normalisation that is a direct child of a network, or goes before it, if there is one."""
+    before = vars(model).get(_BEFORE)
+    return before[0] if before else next((child for child in model.children() if isinstance(child, Normalize)), None)
 
 
 def attach_normalize(model: nn.Module, mean: Sequence[float], std: Sequence[float]) -> nn.Module:
     """Make a foreign network normalise its own input, without a wrapper: its parameter names stay as they are."""
+    if isinstance(model, nn.Sequential):                    # it would run one more child
+        vars(model)[_BEFORE] = (Normalize(mean, std),)
+        model.register_forward_pre_hook(_normalize_first_argument)
+        return model
     name = "normalize" if not hasattr(model, "normalize") else "petal_normalize"
     model.add_module(name, Normalize(mean, std))
     model.register_forward_pre_hook(_normalize_first_argument)
@@ -70,4 +76,6 @@ def attach_normalize(model: nn.Module, mean: Sequence[float], std: Sequence[floa
 def _normalize_first_argument(model: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
     # A plain function that reads the statistics from the module it is called with: right after deepcopy and `.to` too.
     normalize = find_normalize(model)
+    if normalize is not None and _BEFORE in vars(model):    # it is no child, so nothing else moves it
+        normalize.to(args[0].device, args[0].dtype)
     return args if normalize is None else (normalize(args[0]), *args[1:])

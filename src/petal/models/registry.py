@@ -14,6 +14,7 @@ from torch import nn
 
 from petal.errors import ModelError
 from petal.models.libraries import LIBRARIES, is_function, own_function
+from petal.models.preprocessing import by_name
 from petal.models.resnet import ResNet
 from petal.models.resnext import ResNeXt
 from petal.models.small import SmallNet
@@ -56,6 +57,9 @@ def build(
     _check_options(name, make, options)
     with _seeded(seed):
         model = make(classes=classes, **options)
+    card = by_name(name, getattr(model, "image_size", 32))
+    if card is not None and not hasattr(model, "preprocessing"):
+        model.preprocessing = card  # type: ignore[assignment]
     if weights is None:
         return model
     return load_weights(model, weights).eval()

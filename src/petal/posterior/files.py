@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from petal._files import replacing
+from petal._files import write_tensors
 from petal.errors import PosteriorError
 
 
@@ -18,11 +17,10 @@ def write(
     path: str | os.PathLike[str], form: str, groups: Mapping[str, Mapping[str, Tensor]], about: Mapping[str, Any]
 ) -> None:
     """Write tensors GROUP.NAME, and the rest as metadata; the file appears whole or not at all."""
-    tensors = {f"{kind}.{name}": v.contiguous().cpu() for kind, values in groups.items() for name, v in values.items()}
+    tensors = {f"{kind}.{name}": v for kind, values in groups.items() for name, v in values.items()}
     metadata = {"format": form} | {key: json.dumps(value) for key, value in about.items()}
     try:
-        with replacing(path) as temporary:
-            save_file(tensors, temporary, metadata=metadata)
+        write_tensors(path, tensors, metadata)
     except (OSError, SafetensorError) as error:  # safetensors reports a folder it cannot write to as its own
         raise PosteriorError(f"cannot write the posterior to {path}: {error}") from error
 

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from petal._files import make_folder, replacing, write_json
+from petal._files import make_folder, write_json, writing
 from petal._random import random_state, set_random_state
 from petal.checkpoint import CheckpointError, digest, read_state, write_state
 from petal.collect import collect_statistics
@@ -28,6 +26,7 @@ from petal.methods.network import logits_of
 from petal.posterior import DiagonalGaussian, LowRankGaussian, Posterior
 from petal.recipes.provenance import described, versions
 from petal.recipes.published import FitSettings
+from petal.source_folder import CONFIG, STATISTICS, SourceConfig, save_network, write_config
 from petal.swag import FitProgress, fit_swag
 
 RESIDENT = 8 << 30                          # bytes of images that may lie on the device; more are read as they come
@@ -291,6 +290,7 @@ def fit(
     test: Dataset | None = None,
     seed: int = 0,
     about: Mapping[str, Any] | None = None,
+    source: SourceConfig | None = None,
     on_train: Callable[[TrainProgress], None] | None = None,
     on_swag: Callable[[FitProgress], None] | None = None,
     parts: Sequence[str] = (),
@@ -299,10 +299,13 @@ def fit(
     """Train a network (unless it is `trained`), collect its SWAG-D posterior, and write both with `fit.json`.
 
     `parts` of source statistics ("prototypes", "fisher") are collected too, in batches of `statistics_batch` images, which
-    should be the size of the batches to adapt to.
+    should be the size of the batches to adapt to. With `source`, what the network is, the folder is one that
+    `petal.load_source` reads.
     """
     folder = Path(folder)
     make_folder(folder)
+    with writing(folder / CONFIG):
+        (folder / CONFIG).unlink(missing_ok=True)           # until all of it is there it is no source
     network, posterior, state, collected = (
         folder / f"{name}.safetensors" for name in ("network", "posterior", "training", "collecting")
     )
@@ -340,9 +343,9 @@ def fit(
             "settings": asdict(settings if not trained else replace(settings, epochs=0)),
             "data": data.fingerprint(),
             "test": None if test is None else test.fingerprint(),
-            "network": described(network),
-            "posterior": described(posterior),
-            **({} if statistics is None else {"statistics": described(statistics)}),
+            "network": _named(network),
+            "posterior": _named(posterior),
+            **({} if statistics is None else {"statistics": _named(statistics)}),
             "clean_error": errors[0],
             "clean_error_of_mean": errors[1],
             "train_seconds": train_seconds,
@@ -350,24 +353,27 @@ def fit(
             **(about or {}),
         },
     )
+    if source is not None:
+        if statistics is None:
+            (folder / STATISTICS).unlink(missing_ok=True)   # of another network
+        said = ""
+        if errors[0] is not None:
+            said = f"Error on clean test images: {errors[0]:.2%}; of the posterior's mean: {errors[1]:.2%}."
+        write_config(replace(source, folder=folder), said)
     for path in (state, collected):
         path.unlink(missing_ok=True)
     return report
+
+
+def _named(path: Path) -> dict[str, Any]:
+    """A file's name and hash: folders of sources are copied."""
+    return {**described(path), "path": path.name}
 
 
 def collect_into(path: Path, model: nn.Module, data: Dataset, parts: Sequence[str], batch_size: int) -> None:
     """Write source statistics of a network to a file, from clean images in a shuffled order."""
     loader = Loader(data, batch_size, device=next(model.parameters()).device, seed=2)
     collect_statistics(model, loader, parts).save(path)
-
-
-def save_network(model: nn.Module, path: Path) -> None:
-    """A network's state_dict as safetensors."""
-    try:
-        with replacing(path) as temporary:
-            save_file({k: v.contiguous() for k, v in model.state_dict().items()}, temporary)
-    except (OSError, SafetensorError) as error:
-        raise ModelError(f"cannot write the network to {path}: {error}") from error
 
 
 def at_mean(model: nn.Module, q: Posterior) -> nn.Module:

@@ -5,16 +5,19 @@ import importlib.util
 import inspect
 import sys
 import types
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from petal.augment import Views
 from petal.errors import ConfigError
 from petal.guard import Guard
 from petal.methods import ASR, METHODS, Adapter, Ordered, Petal, Reservoir, SmallBatch, Wrapper
+from petal.models import NETWORKS
 from petal.recipes.field import field
 from petal.recipes.names import unknown
 from petal.recipes.published import Recipe
@@ -140,27 +143,42 @@ class _AsItIs(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
-_loaded: dict[tuple[Path, str], dict[str, type[Adapter]]] = {}       # the methods of a plugin, by its path and hash
+@dataclass(frozen=True)
+class _Added:
+    """What a plugin added, by name."""
+
+    methods: dict[str, type[Adapter]]
+    networks: dict[str, Callable[..., nn.Module]]
+
+    def there(self) -> bool:
+        """True while all of it is."""
+        tables: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [(METHODS, self.methods), (NETWORKS, self.networks)]
+        return all(known.get(name) is made for known, mine in tables for name, made in mine.items())
+
+
+_loaded: dict[tuple[Path, str], _Added] = {}            # by path and hash
 
 
 def load_plugin(path: str | Path) -> dict[str, str]:
-    """Run a user's file, which adds its methods to `petal.METHODS`. Returns its path and hash; an error if it adds none.
+    """Run a user's file, which adds methods to `petal.METHODS` or networks to `petal.models.NETWORKS`.
 
-    A file that was run before and has not changed is not run again.
+    Returns its path and hash, and what it adds; an error if that is nothing. A file that was run before and has not changed
+    is not run again.
     """
     path = Path(path)
     if not path.is_file():
-        raise ConfigError(f"no plugin at {path}: give a Python file that adds to petal.METHODS")
+        raise ConfigError(f"no plugin at {path}: give a Python file that adds to petal.METHODS or petal.models.NETWORKS")
     key = path.resolve(), hashlib.sha256(path.read_bytes()).hexdigest()
-    added = _loaded.get(key, {})
-    if not added or any(METHODS.get(name) is not method for name, method in added.items()):
+    added = _loaded.get(key)
+    if added is None or not added.there():
         added = _loaded[key] = _run_plugin(path)
-    return {"path": str(path), "sha256": key[1], "methods": ", ".join(sorted(added))}
+    found = {"methods": ", ".join(sorted(added.methods)), "networks": ", ".join(sorted(added.networks))}
+    return {"path": str(path), "sha256": key[1], **{what: names for what, names in found.items() if names}}
 
 
-def _run_plugin(path: Path) -> dict[str, type[Adapter]]:
-    """The methods that it adds."""
-    before = dict(METHODS)
+def _run_plugin(path: Path) -> _Added:
+    """What it adds."""
+    before, networks = dict(METHODS), dict(NETWORKS)
     name = f"petal_plugin_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path, loader=_AsItIs(name, str(path)))
     if spec is None or spec.loader is None or path.suffix != ".py":
@@ -177,6 +195,14 @@ def _run_plugin(path: Path) -> dict[str, type[Adapter]]:
     if wrong:
         METHODS.pop(wrong[0])
         raise ConfigError(f"the plugin {path} adds {wrong[0]!r}, which is not a class derived from petal.Adapter")
-    if not added:
-        raise ConfigError(f'the plugin {path} adds no method: end it with petal.METHODS["mine"] = Mine')
-    return added
+    made = {key: network for key, network in NETWORKS.items() if network is not networks.get(key)}
+    bad = [key for key, network in made.items() if not callable(network)]
+    if bad:
+        NETWORKS.pop(bad[0])
+        raise ConfigError(f"the plugin {path} adds the network {bad[0]!r}, which is no function of `classes`")
+    if not (added or made):
+        raise ConfigError(
+            f'the plugin {path} adds no method and no network: end it with petal.METHODS["mine"] = Mine, or with '
+            'petal.models.NETWORKS["mine"] = Mine'
+        )
+    return _Added(added, made)

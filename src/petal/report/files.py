@@ -119,7 +119,7 @@ class JobFolder:
 
     def samples(self) -> SampleImages | None:
         """The sample images, if the job kept some."""
-        return _read_samples(self.folder)
+        return _read_samples(self.folder, self.finished)
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ def _calibration(where: str, value: Any) -> Floats:
     return counts
 
 
-def _read_samples(folder: Path) -> SampleImages | None:
+def _read_samples(folder: Path, finished: bool) -> SampleImages | None:
     description, arrays = folder / "samples.json", folder / "samples.npz"
     if not (description.is_file() and arrays.is_file()):  # a copied run may come without its images
         return None
@@ -342,8 +342,10 @@ def _read_samples(folder: Path) -> SampleImages | None:
     if images.dtype != np.uint8 or images.ndim != 4 or images.shape[3] not in (1, 3):
         raise DataError(f"{arrays}: images should be 8-bit [M, H, W, 3]; they are {images.dtype} {list(images.shape)}")
     good = isinstance(entries, list) and all(isinstance(e, dict) and isinstance(e.get("domain"), str) for e in entries)
-    if not good or len(entries) != len(images):
+    if not good or (finished and len(entries) != len(images)):
         raise DataError(f"{description} should describe the {len(images)} images of {arrays.name} one by one")
-    if not len(images):
+    both = min(len(entries), len(images))   # killed between the two files: their first entries belong together
+    if not both:
         return None
-    return SampleImages(np.repeat(images, 3, axis=3) if images.shape[3] == 1 else images, entries)
+    images = images[:both]
+    return SampleImages(np.repeat(images, 3, axis=3) if images.shape[3] == 1 else images, entries[:both])

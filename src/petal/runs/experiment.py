@@ -34,6 +34,7 @@ from petal.recipes.rows import (
 )
 from petal.recipes.settings import apply_settings
 from petal.runs.sources import load_posterior, load_statistics, make_source, open_test
+from petal.source_folder import NETWORK, POSTERIOR, STATISTICS, SourceConfig, read_config
 from petal.statistics import SourceStatistics
 from petal.swag import FitProgress
 
@@ -63,7 +64,13 @@ class Experiment:
     data: str | None = option(None, "Clean images, corrupted on the fly, or a folder of published -C files.")
     corrupted: str | None = option(None, "A folder of published -C files.", metavar="<path>")
     ids: str | None = option(None, "List of the images of ImageNet-C to use (RobustBench's 5,000).", metavar="<path>")
+    source: str | None = option(
+        None, "A source folder, from `petal fit`: network, posterior and statistics in one.", metavar="<path>"
+    )
     weights: str | None = option(None, "The source network.", metavar="<path>")
+    pretrained: bool = option(
+        False, "Instead of --weights: the weights that timm, torchvision or transformers have for the network; may download."
+    )
     posterior: str | None = option(None, "The source posterior, from `petal fit`; PETAL needs it.", metavar="<path>")
     statistics: str | None = option(
         None, "Source statistics, from `petal fit --collect`; some methods need them.", metavar="<path>"
@@ -73,7 +80,7 @@ class Experiment:
     fidelity: str = option(
         "official", "Settings of the released code, or of the paper's text.", choices=("official", "paper")
     )
-    plugin: str | None = option(None, "A Python file that adds methods to petal.METHODS.", metavar="<path>")
+    plugin: str | None = option(None, "A Python file that adds methods or networks.", metavar="<path>")
     stream: str | None = None               # one of the `STREAMS` instead of the recipe's
     stream_seed: int = option(
         0, "Seed of the stream: of the corruptions' noise, and of the order with --shuffle. --seed is the method's.", low=0
@@ -83,6 +90,8 @@ class Experiment:
     input: tuple[int, ...] | None = None    # shape of a sample where there is no stream, as in a server
 
     def __post_init__(self) -> None:
+        if self.source is not None:
+            self._take_source(read_config(self.source))
         if self.recipe is None:
             return
         own = self.chosen
@@ -96,6 +105,27 @@ class Experiment:
         for name in ("stretch", "alternate", "sources"):
             if getattr(self, name) is not None and self.label_correlation is None:
                 raise ConfigError(f"{name} changes a stream whose labels come in runs: give label_correlation too")
+
+    def _take_source(self, config: SourceConfig) -> None:
+        """Fill in what the source folder says; what contradicts it is refused."""
+        own = config.path(NETWORK)
+        if self.pretrained or (self.weights is not None and Path(self.weights) != own):
+            weights = self.weights or "pretrained"
+            raise ConfigError(f"source and weights both name a network ({self.source}, {weights}): leave one of them out")
+        if self.network is not None and self.network != config.network:
+            both = f"{config.network}, {self.network}"
+            raise ConfigError(f"source and network name two networks ({both}): leave one of them out")
+        config.check_name(self.network)
+        wanted = self.classes if self.recipe is None or self.classes is not None else recipe(self.recipe).classes
+        if wanted is not None and wanted != config.classes:
+            raise ConfigError(f"the network in {self.source} has {config.classes} classes, and {wanted} are asked for")
+        found: dict[str, Any] = {"network": config.network, "classes": config.classes, "weights": own}
+        found["posterior"] = self.posterior or config.path(POSTERIOR)
+        found["statistics"] = self.statistics or config.path(STATISTICS)
+        if self.recipe is None and self.input is None:
+            found["input"] = config.input
+        for name, value in found.items():
+            object.__setattr__(self, name, str(value) if isinstance(value, Path) else value)
 
     @property
     def chosen(self) -> Recipe:
@@ -140,25 +170,36 @@ class Experiment:
         posterior, statistics = self.posterior or posterior, self.statistics or statistics
         return replace(self, weights=weights, posterior=posterior, statistics=statistics)
 
-    def open(self, device: torch.device, ranks: Ranks | None = None) -> "OpenExperiment":
-        """Read everything: images, source network, posterior. A plugin is run."""
+    def open(
+        self, device: torch.device, ranks: Ranks | None = None, model: nn.Module | None = None
+    ) -> "OpenExperiment":  # fmt: skip
+        """Read everything: images, source network (unless it is given), posterior. A plugin is run."""
         self.load_plugin()
         data = None if self.input is not None else self.open_data()
-        model = self.source_network().to(device)
+        model = (self.source_network() if model is None else model).to(device)
         posterior, statistics = load_posterior(self.posterior, model), load_statistics(self.statistics, model)
         return OpenExperiment(self, model, posterior, data, ranks, statistics)
 
     def source_network(self) -> nn.Module:
         """The network with the source weights."""
+        if self.source is not None:
+            config = read_config(self.source)
+            config.check_files()
+            return config.model(self.network)
         name, classes, options = self.network, self.classes, dict[str, Any]()
         if self.recipe is not None:
             name, classes, options = self.chosen.network, self.chosen.classes, dict(self.chosen.network_options)
         if name is None or classes is None:
             raise ConfigError("say which network it is: name a recipe, or a network and its number of classes")
-        if self.weights is None and not models.is_function(name):
+        if self.pretrained:
+            if self.weights is not None or name.partition(":")[0] not in models.LIBRARIES:
+                libraries = ", ".join(models.LIBRARIES)
+                raise ConfigError(f"pretrained is for networks of {libraries}, without weights; this is {name}")
+            options["pretrained"] = True
+        elif self.weights is None and not models.is_function(name):
             raise ConfigError(
-                f"{self.recipe or 'an experiment'} needs the source network ({name}): give --weights, or make it with "
-                f"`petal fit --recipe {self.recipe or 'RECIPE'}`"
+                f"{self.recipe or 'an experiment'} needs the source network ({name}): give --source or --weights, or make "
+                f"it with `petal fit --recipe {self.recipe or 'RECIPE'}`"
             )
         return models.build(name, classes, None if self.weights is None else Path(self.weights), **options).eval()
 
@@ -235,7 +276,10 @@ class OpenExperiment:
 
     def adapter(self, row: Row, seed: int = 0) -> Adapter:
         """The row's method around the source network with all that goes around it, executed as the engine says."""
-        adapter = self.plain_adapter(row, seed)
+        return self.executed(self.plain_adapter(row, seed))
+
+    def executed(self, adapter: Adapter) -> Adapter:
+        """An adapter of the source network, executed as the engine says."""
         # Which program runs a batch must not depend on how many came before it: a resumed run gives the same numbers. So
         # the shape of a whole batch is compiled from the first one on, and on a CPU, where that takes long, nothing is.
         if adapter.device.type == "cuda":

@@ -1,6 +1,6 @@
 """What an experiment reads or makes first: images, source network, posterior, source statistics."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,12 @@ from torch import nn
 from petal import models
 from petal.data import KINDS, CorruptedDataset, Dataset, open_dataset
 from petal.errors import ConfigError, DataError
+from petal.models.preprocessing import Preprocessing, with_normalisation
 from petal.posterior import DiagonalGaussian, LowRankGaussian
 from petal.posterior import load_posterior as read_posterior
 from petal.recipes.fit import TrainProgress, collect_into, fit
 from petal.recipes.published import Recipe
+from petal.source_folder import CONFIG, SourceConfig, check_config, read_config, write_config
 from petal.statistics import PARTS, SourceStatistics
 from petal.swag import FitProgress
 
@@ -51,6 +53,11 @@ def open_train(path: str) -> Dataset:
     return open_dataset(path, size=224) if kind == "image-folder" else open_dataset(path)
 
 
+def are_photographs(path: str) -> bool:
+    """True if the images at a path are resized to 256 and cut to 224 when they are read."""
+    return _kind(path) == "image-folder"
+
+
 def _kind(path: str) -> str | None:
     return next((name for name, known in KINDS.items() if Path(path).exists() and known.fits(Path(path))), None)
 
@@ -61,14 +68,33 @@ def make_source(
 ) -> tuple[Path, Path, Path]:  # fmt: skip
     """Network, posterior and statistics of a recipe whose data comes with the package: made unless they are in `folder`."""
     network, posterior, statistics = (folder / f"{name}.safetensors" for name in ("network", "posterior", "statistics"))
+    data, options = open_dataset("digits:train"), recipe.network_options
     if not (folder / "fit.json").is_file() or not network.is_file() or not posterior.is_file():
-        model = models.build(recipe.network, recipe.classes, seed=0, **recipe.network_options).to(device)
-        fit(model, open_dataset("digits:train"), recipe.fit, folder, test=open_dataset("digits:test"),
-            on_train=on_train, on_swag=on_swag)  # fmt: skip
+        model = models.build(recipe.network, recipe.classes, seed=0, **options).to(device)
+        fit(model, data, recipe.fit, folder, test=open_dataset("digits:test"), on_train=on_train, on_swag=on_swag,
+            source=describe_source(model, data, recipe.network, recipe.classes, options, names="0123456789"))  # fmt: skip
     if not statistics.is_file():
-        model = models.build(recipe.network, recipe.classes, network, **recipe.network_options).to(device)
-        collect_into(statistics, model, open_dataset("digits:train"), PARTS, recipe.batch_size)
+        model = models.build(recipe.network, recipe.classes, network, **options).to(device)
+        collect_into(statistics, model, data, PARTS, recipe.batch_size)
+        if (folder / CONFIG).is_file():
+            write_config(read_config(folder))
     return network, posterior, statistics
+
+
+def describe_source(
+    model: nn.Module, data: Dataset, network: str, classes: int, options: Mapping[str, Any] | None = None,
+    names: Sequence[str] | None = None, photographs: bool = False,
+) -> SourceConfig:  # fmt: skip
+    """What config.json is to say of a network fitted on this data; `photographs` were resized to 256 and cut to 224."""
+    shape = tuple(data.batch([0])[0].shape[1:])
+    sides = shape[1], shape[2]
+    card = Preprocessing(256 if photographs else sides[0], sides)
+    names = names or data.classes
+    known = names is not None and len(names) == classes
+    config = SourceConfig(Path(), network, classes, dict(options or {}), shape, with_normalisation(model, card),
+                          tuple(names) if names is not None and known else None)  # fmt: skip
+    check_config(config)
+    return config
 
 
 def load_posterior(path: str | Path | None, model: nn.Module) -> DiagonalGaussian | LowRankGaussian | None:

@@ -17,6 +17,6 @@
 All but `settings` need the extra `petal-tta[serve]`.
 """
 
-from petal.serve.settings import Settings, read_toml
+from petal.serve.settings import Settings, of_source, read_toml
 
-__all__ = ["Settings", "read_toml"]
+__all__ = ["Settings", "of_source", "read_toml"]

@@ -18,6 +18,7 @@ from petal.recipes.rows import needs_statistics, takes_posterior
 from petal.runs import Experiment, OpenExperiment
 from petal.runs.records import distance_from_start
 from petal.serve.settings import Settings
+from petal.source_folder import read_config
 
 log = logging.getLogger(__name__)
 
@@ -71,12 +72,15 @@ def build(settings: Settings, device: torch.device) -> Served:
 
 def experiment_of(settings: Settings) -> tuple[Experiment, Row]:
     """The settings as an experiment without a stream, and the row that is served."""
-    if settings.recipe is None and settings.network is None:
-        raise ConfigError("say what to serve: --demo, --recipe cifar10 or --network wrn-40-2, with --weights")
+    if settings.recipe is None and settings.network is None and settings.source is None:
+        choices = "--demo, --source FOLDER, or --recipe cifar10 or --network wrn-40-2, with --weights"
+        raise ConfigError(f"say what to serve: {choices}")
     known = None if settings.recipe is None else recipe(settings.recipe)
     network = settings.network or (known.network if known else "")
     classes = settings.classes or (known.classes if known else len(settings.labels) or 10)
-    if settings.weights is None and not is_function(network):
+    if settings.source is not None:
+        classes = settings.classes or read_config(settings.source).classes
+    elif settings.weights is None and not is_function(network):
         raise ConfigError(f"give the weights of {network}: --weights, made by `petal fit` or published")
     if settings.labels and len(settings.labels) != classes:
         raise ConfigError(f"there are {len(settings.labels)} labels for {classes} classes")
@@ -85,6 +89,7 @@ def experiment_of(settings: Settings) -> tuple[Experiment, Row]:
         engine=settings.engine, fidelity=settings.fidelity, classes=classes, input=settings.input,
         plugin=None if settings.plugin is None else str(settings.plugin),
         weights=None if settings.weights is None else str(settings.weights),
+        source=None if settings.source is None else str(settings.source),
     )  # fmt: skip
     (row,) = experiment.rows([_row_name(settings)], [*settings.set, *_guard_settings(settings)])
     if settings.posterior is not None and takes_posterior(METHODS[row.method]):

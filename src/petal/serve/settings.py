@@ -12,6 +12,7 @@ from petal.engine import ENGINES
 from petal.errors import ConfigError
 from petal.methods.inputs import check_choice, check_number
 from petal.recipes.names import unknown
+from petal.source_folder import read_config
 
 BYTES_A_VALUE = 24                          # of a float as JSON text, with its comma
 MOST_BYTES = 256 * 2**20
@@ -26,6 +27,7 @@ class Settings:
     """How a server is set up. Names are those of the options and of the keys in the TOML file."""
 
     name: str = _model("petal", "Name of the model in the address.")
+    source: Path | None = _model(None, "A source folder, from `petal fit`: network, posterior, statistics, input, labels.")
     recipe: str | None = _model(None, "Network and method settings of a benchmark: cifar10, ...")
     network: str | None = _model(None, "A network by name, for example wrn-40-2.")
     classes: int | None = _model(None, "How many classes it has.")
@@ -38,7 +40,7 @@ class Settings:
     method: str = _adapt("petal", "petal, cotta, tent, ..., also with something around it: petal+small+guard.", "-m")
     fidelity: str = _adapt("official", "Of the recipe's settings.", choices=("official", "paper"))
     set: tuple[str, ...] = _adapt((), "METHOD.OPTION=VALUE; guard.OPTION and small.OPTION too; may be repeated.")
-    plugin: Path | None = _adapt(None, "A Python file that adds methods to petal.METHODS.")
+    plugin: Path | None = _adapt(None, "A Python file that adds methods or networks.")
     seed: int = _adapt(0, "Of the method's random numbers.")
     guard: str | None = _adapt(None, "A guard around the method with this policy, for example rollback.")
     guard_set: tuple[str, ...] = _adapt((), "OPTION=VALUE of the guard; may be repeated.")
@@ -127,6 +129,12 @@ class Settings:
     def updated(self, given: Mapping[str, Any]) -> "Settings":
         """These settings with others in their place; None means not given."""
         return replace(self, **{k: _typed(k, v) for k, v in given.items() if v is not None})
+
+
+def of_source(folder: str | Path) -> dict[str, Any]:
+    """The settings that follow from a source folder: the shape of a sample and the names of the classes."""
+    config = read_config(folder)
+    return {"source": Path(folder), "input": config.input, "labels": config.class_names}
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
