@@ -12,8 +12,10 @@ from petal.engine import accelerate
 from petal.errors import (
     ConfigError,
     DataError,
+    DeviceLost,
     InputError,
     ModelError,
+    OutOfMemory,
     PetalError,
     PetalWarning,
     PosteriorError,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from petal.errors import DeviceLost, OutOfMemory, PetalWarning
+from petal.errors import DeviceLost, OutOfMemory, PetalError, PetalWarning
 from petal.methods.network import described
 from petal.order import Keys
 
@@ -27,6 +27,8 @@ def is_lost(error: BaseException) -> bool:
     >>> [is_lost(RuntimeError(f"CUDA error: {what}")) for what in ("unspecified launch failure", "invalid argument")]
     [True, False]
     """
+    if error.__cause__ is not None and is_lost(error.__cause__):
+        return True
     if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
         return False
     text = str(error).lower()
@@ -35,6 +37,8 @@ def is_lost(error: BaseException) -> bool:
 
 def lost(error: BaseException, device: torch.device) -> DeviceLost:
     """What to raise in its place."""
+    while isinstance(error, PetalError) and error.__cause__ is not None:
+        error = error.__cause__
     first = str(error).strip().partition("\n")[0]
     return DeviceLost(
         f"{device} is lost ({first}). Nothing on it can be read any more: start the process again, where it is to go on "

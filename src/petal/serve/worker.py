@@ -191,11 +191,13 @@ class Worker(RequestQueue, threading.Thread):
                 self._not_learned_from(error)
             elif not isinstance(error, PetalError) or is_lost(error):
                 raise
-            elif len(items) == 1:
-                items[0].future.set_exception(error)
             else:
-                for item in items:
-                    self._answer_all([item])
+                self._go_back_if_needed(error)
+                if len(items) == 1:
+                    items[0].future.set_exception(error)
+                else:
+                    for item in items:
+                        self._answer_all([item])
             if reply.shown is None:
                 return
         else:
