@@ -57,6 +57,8 @@ class Metrics:
         self.unlearned = Counter(
             "petal_unlearned_batches", "Batches answered from which learning failed, by reason", ["reason"], registry=r
         )
+        for reason in ("error", "memory", "device"):    # from 0 on, so that the first one is an increase
+            self.unlearned.labels(reason)
         self.confidence = Gauge("petal_confidence", "Mean probability of the label, about the last 100 samples", registry=r)
         self.entropy = Gauge("petal_entropy_nats", "Mean predictive entropy, about the last 100 samples", registry=r)
         self.disagreement = Gauge(
