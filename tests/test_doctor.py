@@ -37,7 +37,8 @@ def test_a_sound_installation() -> None:
     assert report.engine["runs"] == "engine"
     assert report.engine["compiled batches"] == []
     assert report.engine["layout"] == "channels last"
-    assert report.test["close"] and 0 <= report.test["difference"] <= report.test["limit"]
+    assert report.test["close"]
+    assert 0 <= report.test["difference"] <= report.test["limit"]
     assert report.test["checkpoint"]
     assert any("left out by --no-compile" in found.text for found in report.findings)
 
@@ -83,7 +84,8 @@ def packages(*requires: str) -> Report:
 def test_packages_that_are_missing_or_too_old() -> None:
     assert packages("numpy>=1.26").healthy
     assert problems(packages("numpy>=99")) == [f"numpy {np.__version__} is installed (arrays): pip install 'numpy>=99'"]
-    assert problems(packages("no-such-package>=1")) == ["no-such-package is missing (petal): pip install 'no-such-package>=1'"]
+    missing = "no-such-package is missing (petal): pip install 'no-such-package>=1'"
+    assert problems(packages("no-such-package>=1")) == [missing]
     optional = packages('ray-not-there; extra == "sweep"', 'no-such-package; extra == "dev"', "old; python_version < '3'")
     assert optional.healthy
 

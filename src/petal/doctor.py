@@ -1,7 +1,7 @@
 """Is this installation in order, and how will a network run here? What `petal doctor` shows, as data.
 
-`examine` looks at packages, machine and device, builds an adapter around a network, says what the engine chose for it and why,
-and compares two of its steps with the plain code, which is the reference.
+`examine` looks at packages, machine and device, builds an adapter around a network, says what the engine chose for it and
+why, and compares two of its steps with the plain code, which is the reference.
 """
 
 import logging
@@ -78,7 +78,7 @@ class Report:
 def examine(
     network: nn.Module, shape: Sequence[int], device: torch.device, batch_size: int = 8, compiled: bool = True
 ) -> Report:
-    """Look at everything, with `network` on samples of `shape`. `compiled` is whether to try the compiler, if there is one."""
+    """Look at everything, with `network` on samples of `shape`; with `compiled`, try the compiler too, if there is one."""
     report = Report()
     look_at_packages(report)
     look_at_machine(report, device)

@@ -44,7 +44,8 @@ def test_the_schemas_notice_mistakes(modules: tuple[Any, ...]) -> None:
         change(one["spec"]["predictor"])
         return problems(one, "V1beta1InferenceService", modules)
 
-    assert wrong(lambda p: p.update(minReplica=1)) == [".spec.predictor.minReplica: a V1beta1PredictorSpec has no such field"]
+    unknown, = wrong(lambda p: p.update(minReplica=1))
+    assert unknown == ".spec.predictor.minReplica: a V1beta1PredictorSpec has no such field"
     assert wrong(lambda p: p.update(minReplicas="1")) == [".spec.predictor.minReplicas: '1' is no int"]
     assert "name" in wrong(lambda p: p["containers"][0].pop("name"))[0]
     probe = "containers[0].readinessProbe.httpGet.pth: a V1HTTPGetAction has no such field"
@@ -115,8 +116,8 @@ def instruction(name: str) -> str:
     return found[-1] if found else ""
 
 
-KNOWN = {"FROM", "RUN", "WORKDIR", "COPY", "USER", "ENV", "VOLUME", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT", "CMD",
-         "COMMENT"}  # fmt: skip
+KNOWN = {"FROM", "RUN", "WORKDIR", "COPY", "USER", "ENV", "VOLUME", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "ENTRYPOINT",
+         "CMD", "COMMENT"}  # fmt: skip
 
 
 def test_the_container_file_is_one_and_keeps_the_rules() -> None:

@@ -136,7 +136,8 @@ def test_prometheus_takes_rules_and_queries(tmp_path: Path) -> None:
 SERIES: dict[str, dict[str, str]] = {       # what an alert has to see; of the other ones none fires on it
     "PetalNotReady": {'petal_ready{instance="a"}': "0x20"},
     "PetalFailedBatches": {'petal_failed_batches_total{instance="a"}': "0+1x20"},
-    "PetalRefusing": {'petal_refused_total{instance="a",reason="busy"}': "0+10x20", 'petal_requests_total{instance="a"}': "0+100x20"},
+    "PetalRefusing": {'petal_refused_total{instance="a",reason="busy"}': "0+10x20",
+                      'petal_requests_total{instance="a"}': "0+100x20"},
     "PetalGuardAlarm": {'petal_guard_alarms_total{instance="a",signal="entropy",action="rollback"}': "_x12 1x7"},
     "PetalUnlearned": {'petal_unlearned_batches_total{instance="a",reason="error"}': "0+1x20"},
     "PetalOutOfMemory": {'petal_out_of_memory_updates{instance="a"}': "0+1x20"},
@@ -147,7 +148,8 @@ SERIES: dict[str, dict[str, str]] = {       # what an alert has to see; of the o
 QUIET = {'petal_ready{instance="a"}': "1x20", 'petal_failed_batches_total{instance="a"}': "0x20",
          'petal_checkpoint_age_seconds{instance="a"}': "600+60x20",         # nothing comes: nothing to save
          'petal_samples_total{instance="a",target="adapt"}': "5x20", 'petal_out_of_memory_updates{instance="a"}': "3x20",
-         'petal_refused_total{instance="a",reason="busy"}': "0+1x20", 'petal_requests_total{instance="a"}': "0+100x20"}  # fmt: skip
+         'petal_refused_total{instance="a",reason="busy"}': "0+1x20",
+         'petal_requests_total{instance="a"}': "0+100x20"}  # fmt: skip
 
 
 def cases() -> Iterator[tuple[str, dict[str, str], bool]]:

@@ -29,7 +29,8 @@ def test_a_step_without_memory_is_left_out_and_counted(kind: str, engine: str, m
     run(adapter, 0, 1), run(twin, 0, 1)
     before, expected = but_for_the_count(adapter), twin.predict(images(seed=2))
     with monkeypatch.context() as patch:
-        patch.setattr(adapter.descent if kind != "rotta" else adapter.memory, "gradient" if kind != "rotta" else "learn", full)
+        where, what = (adapter.memory, "learn") if kind == "rotta" else (adapter.descent, "gradient")
+        patch.setattr(where, what, full)
         with pytest.warns(petal.PetalWarning, match=r"memory ran out: a batch \[12, 3, 8, 8\].*not learned from"):
             answer = adapter(images(seed=2))
     assert torch.equal(answer, expected)
@@ -65,13 +66,13 @@ def test_a_batch_that_cannot_even_be_predicted_is_refused() -> None:
     before = but_for_the_count(adapter)
     hooked(adapter, lambda call: torch.OutOfMemoryError(FULL))
     for call in (adapter, adapter.predict):
-        with pytest.raises(petal.OutOfMemory, match=r"\[12, 3, 8, 8\] torch.float32 on cpu does not fit into memory: give smaller"):
+        with pytest.raises(petal.OutOfMemory, match=r"\[12, 3, 8, 8\] torch.float32 on cpu does not fit into memory"):
             call(images())
     assert same(but_for_the_count(adapter), before)
     small = petal.SmallBatch(make("tent"))
     hooked(small, lambda call: torch.OutOfMemoryError(FULL))
-    for network in small._copies.values():
-        network.register_forward_pre_hook(full)
+    for copy in small._copies.values():
+        copy.register_forward_pre_hook(full)
     with pytest.raises(petal.OutOfMemory, match="does not fit into memory"):
         small(images())
 
@@ -86,7 +87,7 @@ class HalfWay(torch.optim.SGD):
 
 def test_weights_left_in_between_are_said_to_be_so() -> None:
     adapter = make("tent", optimizer=lambda parameters, lr: HalfWay(parameters, lr=0.1))
-    with pytest.raises(petal.OutOfMemory, match=r"while the weights were being changed: go back to a checkpoint .* or reset"):
+    with pytest.raises(petal.OutOfMemory, match=r"while the weights were being changed: go back to a checkpoint"):
         adapter(images())
     adapter.reset()
     assert torch.equal(adapter.predict(images()), make("tent").predict(images()))
@@ -141,11 +142,13 @@ def test_a_lost_device_is_named_and_what_to_do(text: str, kind: type[RuntimeErro
             getattr(adapter, call)(images())
 
 
-@pytest.mark.parametrize("error", [RuntimeError("CUDA error: invalid argument"), RuntimeError("unknown error"), OSError("cuda")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA error: invalid argument"), RuntimeError("unknown error"), OSError("CUDA unknown error")]
+)
 def test_other_errors_are_no_lost_device(error: BaseException) -> None:
     adapter = make("tent")
     hooked(adapter, lambda call: error)
-    with pytest.raises((petal.InputError, OSError)):        # what a network cannot take is so far taken to be the input's fault
+    with pytest.raises((petal.InputError, OSError)):        # what a network raises is its input's fault
         adapter(images())
 
 

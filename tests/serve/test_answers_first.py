@@ -49,7 +49,9 @@ def value(one: Worker, name: str, **labels: str) -> float | None:
 def begun(tmp_path: Path) -> Any:
     started: list[tuple[Worker, Gate]] = []
 
-    def begin(make: Callable[[], Adapter] = tent, fails: BaseException | None = None, **settings: Any) -> tuple[Worker, Gate]:
+    def begin(
+        make: Callable[[], Adapter] = tent, fails: BaseException | None = None, **settings: Any
+    ) -> tuple[Worker, Gate]:
         one = worker(tmp_path / str(len(started)), make, **settings)
         started.append((one, Gate(one.adapter, fails)))
         one.start()

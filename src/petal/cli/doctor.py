@@ -29,8 +29,8 @@ def doctor(
 ) -> None:
     """Look at versions, machine, device and compiler; say how the engine runs a network here, what runs eager and why.
 
-    Two steps of the recommended adapter are compared with the plain code, and a checkpoint is written and read. The exit code
-    is 0 if all is well and 1 if something must be put in order.
+    Two steps of the recommended adapter are compared with the plain code, and a checkpoint is written and read. The exit
+    code is 0 if all is well and 1 if something must be put in order.
     """
     from petal import models
     from petal.doctor import examine, in_words
@@ -46,8 +46,9 @@ def doctor(
         print(json.dumps(report.to_json(), indent=2))
     else:
         console = Console()
-        for title, part in (("versions", report.versions), ("machine", report.machine), (f"engine, for {network}", report.engine),
-                            ("test: engine against plain code", report.test)):  # fmt: skip
+        parts = {"versions": report.versions, "machine": report.machine, f"engine, for {network}": report.engine,
+                 "test: engine against plain code": report.test}  # fmt: skip
+        for title, part in parts.items():
             table = Table(box=None, pad_edge=False, title=title, title_justify="left", show_header=False)
             table.add_column(min_width=24, no_wrap=True)
             table.add_column()
