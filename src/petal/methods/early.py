@@ -14,9 +14,14 @@ class Answering(Learner):
 
     steps: int
     corrected: Callable[[Tensor], Tensor]
-    short_of_memory: int = 0                                # updates not made since memory ran out, by this process
+    short_of_memory: int                                    # updates not made since memory ran out, by this process
     _receive: Callable[[Tensor], None] | None = None        # who waits for the answer
     _answered: Tensor | None = None                         # the answer to this call, once it is out
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.short_of_memory = 0
+        self._receive = self._answered = None
 
     @contextmanager
     def answering(self, receive: Callable[[Tensor], None]) -> Iterator[None]:
