@@ -36,6 +36,14 @@ class StorageError(PetalError):
     """A file that cannot be written. What was there before is as it was."""
 
 
+class OutOfMemory(PetalError, RuntimeError):
+    """The device has too little memory for what was asked. Where nothing else is said, the state is as it was."""
+
+
+class DeviceLost(PetalError, RuntimeError):
+    """The device failed, and all on it is gone: checkpoints on the disk are what there is."""
+
+
 class PetalWarning(UserWarning):
     """Something that is allowed but probably not what was meant."""
 

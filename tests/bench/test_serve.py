@@ -17,10 +17,13 @@ def test_every_target_is_measured_and_every_answer_is_the_right_one(tmp_path: Pa
     weights = tmp_path / "source" / "network.safetensors"
     rows = list(run(tmp_path, weights, seconds=0.7, clients=3, options=["--set=petal.views=1"]))
     assert len({row.target for row in rows}) == 4
-    assert len(rows) == 9
+    assert len(rows) == 11
     assert all(row.answered > 0 for row in rows)
     assert sum(row.wrong for row in rows) == 0
     assert sum(row.failed for row in rows) == 0
+    halves = [row for row in rows if row.load.startswith("half")]
+    assert [row.target for row in halves] == ["petal serve, adapt=false", "petal serve, adapting"]
+    assert halves[0].load == halves[1].load
     over = rows[-1]
     assert over.load.startswith("twice")
     assert over.answered + over.refused + over.unsent > 0

@@ -76,8 +76,14 @@ class InPlace(Good):                        # the batch itself
         return super().step(x.mul_(0.9))
 
 
+class Hasty(Good):                          # another answer than the one that was out already
+    def step(self, x):
+        self.give(self.logits(self.model, x))
+        return super().step(x) + 1
+
+
 petal.METHODS |= {"good": Good, "undeclared": Undeclared, "counter": Counter, "touches": Touches, "dice": Dice,
-                  "in-place": InPlace}
+                  "in-place": InPlace, "hasty": Hasty}
 """
 
 FOUND = {
@@ -85,6 +91,7 @@ FOUND = {
     "counter": ("no undeclared state", "`temperature` changes while", "self.register_state('temperature', value)"),
     "touches": ("user's network", "the user's network was changed", "work on self.model, which is a copy"),
     "dice": ("same seed", "torch's own random numbers were used", "draw random numbers from self.generator alone"),
+    "hasty": ("answers", "the answer that is handed out is not the one that is returned", "hands to self.give"),
     "in-place": ("batch untouched", "the batch was changed in place", "x.clone()"),
 }
 

@@ -45,6 +45,7 @@ OPTIONS: dict[str, tuple[list[str], Any]] = {
     "engine": (["--engine", "eager"], "eager"),
     "batch_size": (["--batch-size", "9"], 9),
     "delay_ms": (["--delay-ms", "3"], 3.0),
+    "answer_first": (["--no-answer-first"], False),
     "queue": (["--queue", "77"], 77),
     "request_samples": (["--request-samples", "3"], 3),
     "max_body": (["--max-body", "9999"], 9999),

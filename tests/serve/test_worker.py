@@ -19,8 +19,9 @@ from petal.errors import InputError
 from petal.guard import Alarm
 from petal.order import Keys
 from petal.serve.queue import ADAPT, PREDICT, SOURCE, Busy, Closed
+from petal.serve.replies import Unanswered
 from petal.serve.versions import NoVersion
-from petal.serve.worker import Unanswered, Worker
+from petal.serve.worker import Worker
 from serve.parts import WAIT, Echo, same, sample, settle, state, tent, until, worker
 
 

@@ -74,7 +74,7 @@ def run(
     folder: Path, weights: Path, seconds: float = 5.0, clients: int = 8, options: Sequence[str] = (),
     progress: Callable[[str], None] = lambda text: None,
 ) -> Iterator[LoadTime]:  # fmt: skip
-    """Measure each target alone and with many clients, then adaptation at twice its capacity.
+    """Measure each target alone and with many clients, then at half the capacity of adapting and at twice it.
 
     `folder` has the demo's source already; `options` go to `petal serve`.
     """
@@ -104,6 +104,10 @@ def run(
             full = target.load(lambda c: c.closed_loop(clients, seconds))
             yield row(target.name, f"{clients} clients", full)
         capacity = full.rate                # of the last one, which adapts
+        for target in targets[-2:]:         # with learning and without, at the same rate
+            progress(f"{target.name}: half the capacity")
+            yield row(target.name, f"half of that of adapting ({capacity / 2:.0f}/s)",
+                      target.load(lambda c: c.open_loop(capacity / 2, seconds)))  # fmt: skip
         progress("twice the capacity")
         yield row(adapting.name, f"twice that rate ({2 * capacity:.0f}/s)",
                   adapting.load(lambda c: c.open_loop(2 * capacity, seconds)))  # fmt: skip

@@ -14,10 +14,17 @@ from petal.errors import ConfigError, InputError
 
 @check("answers")
 def answers(subject: Subject) -> None:
-    """Every batch gets finite logits [N, classes] of its own type, without a graph."""
+    """Every batch gets finite logits [N, classes] of its own type, without a graph; those handed out early are the same."""
     adapter = subject.new()
-    for logits in subject.run(adapter, 0, subject.some):
+    for number in range(subject.some):
+        handed: list[Tensor] = []
+        with adapter.answering(handed.append):
+            logits = subject.answer(adapter, number)
         _require_logits(logits, 12)
+        advice = "let step return what it hands to self.give, once"
+        wrong = f"the answer that is handed out is not the one that is returned: {advice}"
+        same_answers([logits] * len(handed), handed, wrong)
+        require(len(handed) < 2, f"an answer is handed out twice: {advice}")
 
 
 @check("user's network")

@@ -17,6 +17,7 @@ from petal.cli.codes import INTERRUPTED, LOST, PARTLY, REFUSED
 from petal.cli.common import make_console
 from petal.cli.corrupt import corrupt
 from petal.cli.demo import demo
+from petal.cli.doctor import doctor
 from petal.cli.fit import fit
 from petal.cli.methods import methods
 from petal.cli.report import report
@@ -34,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, apply, run, sweep, runs, report, fit, tune, corrupt, serve, methods, check):
+for command in (demo, apply, run, sweep, runs, report, fit, tune, corrupt, serve, methods, check, doctor):
     app.command()(command)
 app.add_typer(bench.app, name="bench")
 

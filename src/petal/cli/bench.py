@@ -186,7 +186,7 @@ def bench_serve(
 ) -> None:
     """Requests per second and latency of `petal serve --demo` on loopback, against a plain FastAPI handler.
 
-    Single images of 12 kB. The last row sends twice as many requests as the adapting server answers.
+    Single images of 12 kB. The last rows send half as many requests as the adapting server answers, and twice as many.
     """
     weights = with_source(Experiment("digits"), folder / "source", torch.device("cpu"), console).weights
     rows: list[serve_bench.LoadTime] = []

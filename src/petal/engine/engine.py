@@ -91,6 +91,11 @@ class Engine:
                 self.descent.skips_on_device.copy_(skipped)
             return self._attempt(body, x)
 
+    def sure(self) -> bool:
+        """True if the batch is finite and all networks so far stayed in the range of float16; waits for the device."""
+        self.admit()
+        return self.low is not torch.float16 or Flag(self.in_range).read()
+
     def again(self) -> Callable[[Adapter], "Engine"]:
         """What makes one like this for a copy of the adapter: with the same choices, so that it rounds the same."""
         return partial(Engine, policy=self.policy, choices={name: getattr(self, name) for name in CHOICES})

@@ -1,5 +1,6 @@
 """The wrapper that watches an adapter: predictions into sums, sums into a verdict, a verdict into an action."""
 
+import logging
 import math
 import warnings
 from collections.abc import Mapping
@@ -7,13 +8,15 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from petal.errors import PetalWarning
+from petal.errors import OutOfMemory, PetalWarning
 from petal.guard.actions import POLICIES, Alarm, CoolDown, Snapshots
 from petal.guard.judge import judge
 from petal.guard.signals import SIGNALS, Reading, Sums, distance
 from petal.methods import Adapter, Wrapper
 from petal.methods.inputs import check_choice, check_number
 from petal.order import Keys
+
+log = logging.getLogger(__name__)
 
 COUNTERS = 9
 
@@ -104,7 +107,8 @@ class Guard(Wrapper):
             logits = self.adapter.observe(x, stream)
             self.method.restored = 0.0
         else:
-            logits = self.adapter(x, stream=stream)
+            with self.handing_on():
+                logits = self.adapter(x, stream=stream)
         with torch.inference_mode(False), torch.no_grad():
             judged = logits if self.adapter.uncorrected is None else self.adapter.uncorrected
             self._watch(x, judged.detach().clone() if judged.is_inference() else judged.detach())
@@ -163,8 +167,12 @@ class Guard(Wrapper):
             self._look(x, logits, frozen)
 
     def _look(self, x: Tensor, logits: Tensor, frozen: bool) -> None:
-        source = self.adapter.logits_with(self._origin, x)
-        self._sums.compare(logits, self._plain(x, logits), source, self.window, self.every)
+        try:
+            source, plain = self.adapter.logits_with(self._origin, x), self._plain(x, logits)
+        except (torch.OutOfMemoryError, OutOfMemory):
+            log.warning("no memory for a look at %s after batch %d", self.adapter.kind, self._step)
+            return
+        self._sums.compare(logits, plain, source, self.window, self.every)
         here = self._reading = self._sums.read(self._norms())
         if frozen:
             self._snapshots.kept = self._seen       # `update` is measured over batches that learn

@@ -12,6 +12,7 @@ from petal import functional as F
 from petal.methods.base import Adapter
 from petal.methods.card import AFFINE, Card
 from petal.methods.descent import Weights
+from petal.methods.failures import with_memory
 from petal.methods.inputs import check_number
 from petal.methods.resets import forget, restart
 from petal.methods.wrapper import Wrapper, beginning, check_learner
@@ -80,7 +81,10 @@ class ASR(Wrapper):
         """The method's step, and perhaps a reset."""
         if self.stopped:
             return self.predict(x, stream)
-        with self._guarded(x) as x, torch.enable_grad():
+        return with_memory(self, lambda: self._adapted_to(x), x, stream)
+
+    def _adapted_to(self, x: Tensor) -> Tensor:
+        with self._guarded(x) as x, torch.enable_grad(), self.handing_on():
             for _ in range(self.steps):
                 logits = self._run(self.step, x).detach()
                 with torch.no_grad():

@@ -17,9 +17,10 @@ from petal.errors import ConfigError
 from petal.methods.card import Card
 from petal.methods.descent import Descent
 from petal.methods.describe import description
+from petal.methods.early import Answering
 from petal.methods.executor import Executor
+from petal.methods.failures import is_lost, lost, not_enough, with_memory
 from petal.methods.inputs import check_batch, check_number, generator_of
-from petal.methods.learner import Learner
 from petal.methods.network import Network, Sharing, ViewSource, logits_of
 from petal.methods.rates import FanIn, adam
 from petal.methods.state import misfits, optimizer_state, optimizer_to_load
@@ -30,7 +31,7 @@ OptimizerFactory = Callable[..., torch.optim.Optimizer]
 Rates = float | FanIn | Mapping[str, float]
 
 
-class Adapter(Learner):
+class Adapter(Answering):
     """A classifier that adapts to what it sees.
 
     To add a method, derive from this class and write `step` (predict a batch and adapt to it) and, if the prediction is
@@ -40,7 +41,8 @@ class Adapter(Learner):
     `register_statistics`, and every other tensor that changes in `register_state`: state, reset, checkpoints, the handling
     of losses that are not finite and fast execution are then done here.
 
-    Inside `step`, `self.logits(network, x)` runs a network that the adapter holds and `self.descend(loss)` makes a step.
+    Inside `step`, `self.logits(network, x)` runs a network that the adapter holds, `self.give(logits)` says what the answer
+    is, for those who do not wait for the learning, and `self.descend(loss)` makes a step.
     `self.generator` is the only source of randomness.
     """
 
@@ -255,6 +257,9 @@ class Adapter(Learner):
         """
         if self.stopped:
             return self.predict(x, stream)
+        return with_memory(self, lambda: self._adapted_to(x), x, stream)
+
+    def _adapted_to(self, x: Tensor) -> Tensor:
         with self._guarded(x) as x, torch.enable_grad():
             self.tell_of_one(x)
             if self.episodic:
@@ -272,6 +277,8 @@ class Adapter(Learner):
             state, declared = self.generator.get_state(), self.snapshot()
             try:
                 return self.corrected(self._run(self.prediction, x))
+            except torch.OutOfMemoryError as error:
+                raise not_enough(x) from error
             finally:
                 self.generator.set_state(state)
                 self.rewind(declared)
@@ -284,7 +291,7 @@ class Adapter(Learner):
         """Back to the state after construction: weights, optimizer, random numbers and counters."""
         self._restart()
         self.generator.set_state(self._seed)
-        self.skipped, self.views_used, self.restored, self.stopped = 0, False, 0.0, False
+        self.skipped, self.views_used, self.restored, self.stopped, self.short_of_memory = 0, False, 0.0, False, 0
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:  # type: ignore[override]
         """Everything that changes while adapting, as a flat dict of tensor copies: weights, optimizer, random state."""
@@ -423,7 +430,9 @@ class Adapter(Learner):
                 declared = self.snapshot()
             try:
                 yield mapped(x, lambda t: t.clone() if t.is_inference() else t.detach())
-            except BaseException:
+            except BaseException as error:
+                if is_lost(error):
+                    raise lost(error, self.device) from error
                 self.generator.set_state(before)
                 with torch.no_grad():
                     self.rewind(declared)

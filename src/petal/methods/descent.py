@@ -248,6 +248,7 @@ class Descent:
         self.restored: Tensor | float = 0.0
         self.standing: tuple[Penalty, ...] = ()
         self.made: Tensor | None = None
+        self.moving = False                 # the weights are being changed: what fails now leaves them in between
         self._kept: list[Tensor] | None = None
 
     @property
@@ -269,7 +270,9 @@ class Descent:
         """
         self.made = made = self.gradient(loss, (*penalties, *self.standing), when)
         self._put_back()
+        self.moving = True
         self.finish(made, after)
+        self.moving = False
         return made
 
     def gradient(self, loss: Tensor, penalties: Sequence[Penalty] = (), when: Tensor | bool = True) -> Tensor:

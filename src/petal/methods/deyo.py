@@ -65,7 +65,7 @@ class DeYO(AffineAdapter):
 
     def step(self, x: Tensor) -> Tensor:
         """Predict, then one step on the samples that count; none if there are none."""
-        logits = self.logits(self.model, x)
+        logits = self.give(self.logits(self.model, x))
         loss, classes = entropy(logits), logits.shape[1]
         keep = reliable(loss, self.margin, classes)
         drop = self.drop(x, logits.detach(), keep)

@@ -53,7 +53,7 @@ class ETA(AffineAdapter):
 
     def step(self, x: Tensor) -> Tensor:
         """Predict, then one step on the samples that count; none if there are none."""
-        logits = self.logits(self.model, x)
+        logits = self.give(self.logits(self.model, x))
         loss = self.uncertainty(logits)
         probabilities, classes = logits.detach().softmax(1), logits.shape[1]
         keep = reliable(loss, self.margin, classes) & self.redundancy.unlike(probabilities, self.mean)

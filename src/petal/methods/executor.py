@@ -28,6 +28,10 @@ class Executor(Protocol):
         """A step or a prediction, by `body`, which calls the networks and the descent of this executor."""
         ...
 
+    def sure(self) -> bool:
+        """True if what was computed of this batch so far stands; raises what `run` would raise of the batch."""
+        ...
+
     def network(self, module: nn.Module) -> Network:
         """A network of the adapter, in the form in which it runs here."""
         ...

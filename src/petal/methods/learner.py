@@ -33,7 +33,7 @@ class Learner(Portable):
 
     @property
     def skipped(self) -> int:
-        """Updates not made because the loss or a gradient was not finite."""
+        """Updates not made because the loss or a gradient was not finite, or memory ran out."""
         return 0 if self.descent is None else self.descent.skipped
 
     @skipped.setter
@@ -50,6 +50,18 @@ class Learner(Portable):
     def restored(self, value: torch.Tensor | float) -> None:
         if self.descent is not None:
             self.descent.restored = value
+
+    def vitals(self) -> dict[str, float]:
+        """Numbers for people who run it, by name; waits for the device. Methods and wrappers add those of their state.
+
+        `skipped` and `short_of_memory` count updates that were not made, `restored` is the share of weights that the last
+        step put back; `memory` is how many samples are remembered, `order` how far the order of the stream is believed,
+        of so many `streams`, and `temperature` what answers are divided by.
+        """
+        short = getattr(self, "short_of_memory", 0)
+        found = {"skipped": self.skipped, "short_of_memory": short, "restored": float(self.restored)}
+        facts = getattr(self, "memory_facts", None)         # of a method that has a memory
+        return found if facts is None else found | {"memory": float((facts[:, 0] >= 0).sum())}
 
     def execute_with(self, executor: Executor | None) -> None:
         """Let calls be carried out by `executor`, or by the plain code if there is none (see `petal.accelerate`)."""

@@ -104,7 +104,7 @@ class MeanTeacher(Adapter):
     def step(self, x: Tensor) -> Tensor:
         """Adapt(θ', θ, θ_0, B, q), Algorithm 2 of the PETAL paper."""
         by = Predictions(self, x)
-        answer = self.answered(by)          # first, so that `prediction` draws the same random numbers
+        answer = self.give(self.answered(by))   # first, so that `prediction` draws the same random numbers
         target = by.mean(self.target)                                                           # l. 3-5
         losses = [self.consistency(by[student], target).mean() for student in self.students]    # l. 6-7
         made = self.descend(torch.stack(losses).sum(), self.penalties(), self.after())          # l. 10-15
@@ -196,6 +196,10 @@ class MeanTeacher(Adapter):
             "teacher": f"follows by {self.ema:g}{window}",
             "restore": "none" if self.restore is None else in_short(self.restore),
         }
+
+    def vitals(self) -> dict[str, float]:
+        """With the temperature of the answers, if they have one."""
+        return super().vitals() | ({"temperature": float(self.log_temperature.exp())} if self.pair else {})
 
     def decay(self) -> float | Tensor:
         """What the teacher keeps of itself in this step: `ema`, or less in the first steps of a `warmup`."""

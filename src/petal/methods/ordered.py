@@ -36,7 +36,8 @@ class Ordered(Wrapper):
     def forward(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict and adapt; then correct the answers, and learn from them what comes next."""
         self._check(x, stream)
-        logits = self.uncorrected = self.adapter(x, stream=stream)
+        with self.handing_on(lambda logits: logits if self.shuffled else self.prior.answers(logits, stream)):
+            logits = self.uncorrected = self.adapter(x, stream=stream)
         return logits if self.shuffled else self.prior(logits, stream)
 
     def predict(self, x: Tensor, stream: Keys = None) -> Tensor:
@@ -56,6 +57,10 @@ class Ordered(Wrapper):
         self.adapter.load_weights(weights, fresh)
         if fresh:
             self.prior.reset()
+
+    def vitals(self) -> dict[str, float]:
+        """With how far the order is believed."""
+        return self.adapter.vitals() | ({} if self.shuffled else self.prior.vitals())
 
     def describe(self) -> dict[str, str]:
         """What it does, and what the adapter inside does."""

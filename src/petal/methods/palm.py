@@ -94,7 +94,7 @@ class PALM(Adapter):
         self.descent.clear()
         if self.fresh:
             forget_steps(self, made)
-        logits = self.logits(self.model, x)
+        logits = self.give(self.logits(self.model, x))
         again = self.logits(self.model, self.augmented(x, self.augment))
         uncertainty, classes = entropy(logits), logits.shape[1]
         loss = masked_mean(uncertainty, reliable(uncertainty, self.margin, classes))

@@ -96,6 +96,7 @@ class PeTTA(Adapter):
         """Alg. 1: predict and remember; then one step on the memory."""
         with torch.no_grad():
             features, logits = self.features(self.teacher, x)                               # l. 3
+            self.give(logits)
             gamma = float(self.divergence(features, logits))                                # l. 5-10
         self.memory.learn(x, logits, len(x), lambda: None)
         if self.memory.held():

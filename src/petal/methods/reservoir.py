@@ -14,6 +14,7 @@ from petal.methods.base import Adapter
 from petal.methods.card import AFFINE, Card
 from petal.methods.clusters import Clusters, spread
 from petal.methods.domains import Domains
+from petal.methods.failures import with_memory
 from petal.methods.inputs import check_number
 from petal.methods.style import LayerStyle, Style
 from petal.methods.wrapper import Wrapper, beginning, check_learner
@@ -97,6 +98,9 @@ class Reservoir(Wrapper):
         """Find the domain, predict, and let the method learn with what belongs to it."""
         if self.stopped:
             return self.predict(x, stream)
+        return with_memory(self, lambda: self._adapted_to(x), x, stream)
+
+    def _adapted_to(self, x: Tensor) -> Tensor:
         with self._guarded(x) as x, torch.enable_grad():
             for _ in range(self.steps):
                 logits = self._once(x).detach()

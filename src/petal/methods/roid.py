@@ -73,7 +73,7 @@ class ROID(AffineAdapter):
 
     def step(self, x: Tensor) -> Tensor:
         """Predict, then one step on the weighted losses."""
-        logits = self.logits(self.model, x)
+        logits = self.give(self.logits(self.model, x))
         with torch.no_grad():
             uniform = logits.new_full(logits.shape[1:], 1 / logits.shape[1])
             mean = uniform if self.mean is None else torch.where(self.mean.any(), self.mean, uniform)

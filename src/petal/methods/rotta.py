@@ -68,7 +68,7 @@ class RoTTA(Adapter):
 
     def step(self, x: Tensor) -> Tensor:
         """Predict, and take the batch into the memory."""
-        logits = self.prediction(x)
+        logits = self.give(self.prediction(x))
         self.memory.learn(x, logits, self.every, self.update_from_memory)
         return logits
 

@@ -38,6 +38,6 @@ class RPL(AffineAdapter):
 
     def step(self, x: Tensor) -> Tensor:
         """Predict, then one step toward the predicted labels."""
-        logits = self.logits(self.model, x)
+        logits = self.give(self.logits(self.model, x))
         self.descend(generalised_cross_entropy(logits, logits.argmax(1), self.q).mean())
         return logits

@@ -61,6 +61,7 @@ class SANTA(Adapter):
     def step(self, x: Tensor) -> Tensor:
         """Predict, then one step on both losses."""
         features, logits = self.features(self.model, x)
+        self.give(logits)
         features_again, again = self.features(self.model, self.augmented(x, self.augment))
         with torch.no_grad():
             anchor = self.logits(self.anchor, x)

@@ -63,7 +63,7 @@ class SAR(AffineAdapter):
 
     def step(self, x: Tensor) -> Tensor:
         """Predict, look where the loss is highest nearby, step with the gradient of there, and perhaps reset."""
-        logits = self.logits(self.model, x)
+        logits = self.give(self.logits(self.model, x))
         assert self.descent is not None
         first = self.uncertainty(logits)
         keep = reliable(first, self.margin, logits.shape[1])

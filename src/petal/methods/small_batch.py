@@ -6,16 +6,17 @@ batch that looks like the data. `SmallBatch` goes around any of them and takes b
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from petal.errors import ConfigError, InputError
+from petal.errors import ConfigError, InputError, OutOfMemory
 from petal.functional import entropy
 from petal.methods.base import Adapter
+from petal.methods.failures import not_enough
 from petal.methods.inputs import check_batch, check_number, check_remembered
 from petal.methods.network import logits_of
 from petal.methods.state import misfits
@@ -125,6 +126,11 @@ class SmallBatch(Wrapper):
             finally:
                 self._put_back(before)
 
+    def vitals(self) -> dict[str, float]:
+        """With the size of the memory, and how far the order is believed."""
+        found = self.adapter.vitals() | {"memory": 0.0 if self._samples is None else float(len(self._samples))}
+        return found | ({} if self.prior is None else self.prior.vitals())
+
     def describe(self) -> dict[str, str]:
         """What it does and with which settings, and those of the adapter inside."""
         small = f"learns every {self.every} images from a memory of {self.memory}"
@@ -162,6 +168,8 @@ class SmallBatch(Wrapper):
         with self._guarded(x) as x, torch.no_grad():
             try:
                 yield x
+            except torch.OutOfMemoryError as error:
+                raise not_enough(x) from error
             finally:
                 self._settle()
 
@@ -185,6 +193,7 @@ class SmallBatch(Wrapper):
                     logits = self.prior(logits, stream)
                 self._follow()
                 self._remember(x, logits)
+                self._hand_out(logits.clone())          # before the learning
                 if due:
                     self._learn(learns)
             except BaseException:
@@ -197,7 +206,8 @@ class SmallBatch(Wrapper):
         assert self._samples is not None
         self._waiting = 0
         if learns and self.adapted:
-            self.adapter(self._samples)
+            with suppress(OutOfMemory):     # of the answer to the memory, which nobody asks for
+                self.adapter(self._samples)
         self._look_at_memory()
 
     def _seen_twice(self, x: Tensor, stream: Keys) -> Tensor:

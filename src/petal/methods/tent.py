@@ -38,6 +38,6 @@ class Tent(AffineAdapter):
 
     def step(self, x: Tensor) -> Tensor:
         """Predict, then one step on the mean entropy of the prediction."""
-        logits = self.logits(self.model, x)
+        logits = self.give(self.logits(self.model, x))
         self.descend(self.uncertainty(logits).mean())
         return logits

@@ -1,6 +1,7 @@
 """What goes around a method: an adapter that hands on to another one all it does not do itself."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -54,6 +55,23 @@ class Wrapper(Adapter):
         """The method at the core, whatever goes around it."""
         return self.adapter.method if isinstance(self.adapter, Wrapper) else self.adapter
 
+    @contextmanager
+    def handing_on(self, changed: Callable[[Tensor], Tensor] = lambda logits: logits) -> Iterator[None]:
+        """In here the answers that the adapter inside gives early are given early by this one, `changed` as its own are.
+
+        A wrapper's `forward` says so; without it the answer is what `forward` returns, after learning.
+        """
+        if self._receive is None:
+            yield
+            return
+        with self.adapter.answering(lambda logits: self._hand_out(changed(logits))):
+            yield
+
+    @property
+    def short_of_memory(self) -> int:  # type: ignore[override]
+        """Updates that the method did not make since memory ran out."""
+        return self.method.short_of_memory
+
     def execute_with(self, executor: Executor | None) -> None:
         """Executors belong to the method inside (`petal.accelerate` goes there by itself)."""
         self.adapter.execute_with(executor)
@@ -86,6 +104,10 @@ class Wrapper(Adapter):
     def observe(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Answer a batch without learning."""
         return self.adapter.observe(x, stream)
+
+    def vitals(self) -> dict[str, float]:
+        """Those of the adapter inside; a subclass adds its own."""
+        return self.adapter.vitals()
 
     def describe(self) -> dict[str, str]:
         """What the adapter inside does; a subclass adds itself."""

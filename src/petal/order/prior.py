@@ -74,6 +74,11 @@ class TemporalPrior:
         tracks = [self._tracks.get(key) for key in rows_by_key(stream, count)]
         return min(0.0 if track is None else float(track.belief[:, -2:].sum()) for track in tracks)
 
+    def vitals(self) -> dict[str, float]:
+        """How far the order is believed (`order`), on the mean over the sources heard of, of which there are `streams`."""
+        believed = [1.0 - float(track.belief[:, -2:].sum()) for track in self._tracks.values()]
+        return {"order": sum(believed) / len(believed) if believed else 0.0, "streams": float(len(believed))}
+
     # The state
 
     def state_dict(self) -> dict[str, Tensor]:

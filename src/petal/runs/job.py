@@ -18,10 +18,11 @@ import torch
 from petal._files import alone, left_behind, make_folder, write_json
 from petal.checkpoint import Checkpoints
 from petal.data import Batch
-from petal.errors import DataError
+from petal.errors import DataError, DeviceLost
 from petal.evaluate import evaluate_batch
 from petal.guard import Guard
 from petal.methods import METHODS, Adapter
+from petal.methods.failures import is_lost, lost
 from petal.methods.mean_teacher import MeanTeacher
 from petal.parallel import ParallelError, Ranks
 from petal.recipes.rows import WRAPPERS, Row
@@ -192,6 +193,10 @@ class _Running:
                     record = self.step(batch)
                 except ParallelError as error:
                     raise self.lost(error, lines, len(records)) from error
+                except RuntimeError as error:
+                    if not is_lost(error):
+                        raise
+                    raise self.without_device(error, len(records)) from error
                 records.append(record)
                 lines.add(json.dumps(record))
                 self.seconds += time.monotonic() - began
@@ -253,6 +258,14 @@ class _Running:
         return ParallelError(
             f"{error}. {self.job.id} stood at batch {position} of {self.about['batches']} in {self.place}: repeat the "
             "command to continue at its last checkpoint, with as many ranks as you like"
+        )
+
+    def without_device(self, error: RuntimeError, position: int) -> DeviceLost:
+        """The error to end with when the device is gone: the last checkpoint is the one there is."""
+        said = error if isinstance(error, DeviceLost) else lost(error, self.adapter.device)
+        return DeviceLost(
+            f"{said}. {self.job.id} stood at batch {position} of {self.about['batches']} in {self.place}: repeat the "
+            "command to continue at its last checkpoint"
         )
 
     def due(self, position: int, start: int) -> bool:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -106,6 +107,7 @@ async def _serve(
     signals: asyncio.Queue[int] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
+    worker.ended = partial(asyncio.get_running_loop().call_soon_threadsafe, signals.put_nowait, 0)
     worker.start()
     tasks = [asyncio.create_task(server.run_until_told()) for server in (public, admin)]
     if rpc is not None:
@@ -132,6 +134,8 @@ async def _serve(
     stopping = [] if rpc is None else [rpc.server.stop(grace=2)]
     await asyncio.gather(*tasks, *stopping)
     log.info("stopped", extra={"version": worker.version})
+    if worker.lost is not None:
+        raise worker.lost
 
 
 async def _drained(worker: Worker, signals: "asyncio.Queue[int]", seconds: float) -> None:

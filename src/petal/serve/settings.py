@@ -50,6 +50,7 @@ class Settings:
 
     batch_size: int = _batch(50, "Samples per batch.")
     delay_ms: float = _batch(10.0, "Milliseconds that the first request of a batch waits for others.")
+    answer_first: bool = _batch(True, "Answer a batch before learning from it, where the method can. Default: yes.")
     queue: int | None = _batch(None, "Samples that may wait, or one request if it has more. Default: one batch.")
 
     request_samples: int | None = _limit(None, "Samples per request. Default: a whole batch.")

@@ -48,8 +48,17 @@ class Metrics:
         self.queue_limit = Gauge("petal_queue_limit_samples", "Samples that may wait", registry=r)
         self.batches = Histogram("petal_batch_samples", "Samples of a batch", ["target"], buckets=sizes, registry=r)
         self.batch_seconds = Histogram(
-            "petal_batch_seconds", "Seconds the worker spent on a batch", ["target"], buckets=LATENCY, registry=r
+            "petal_batch_seconds", "Seconds the worker spent on a batch, learning included", ["target"], buckets=LATENCY,
+            registry=r,
         )
+        self.answer_seconds = Histogram(
+            "petal_answer_seconds", "Seconds of these until the batch was answered", ["target"], buckets=LATENCY, registry=r
+        )
+        self.unlearned = Counter(
+            "petal_unlearned_batches", "Batches answered from which learning failed, by reason", ["reason"], registry=r
+        )
+        for reason in ("error", "memory", "device"):    # from 0 on, so that the first one is an increase
+            self.unlearned.labels(reason)
         self.confidence = Gauge("petal_confidence", "Mean probability of the label, about the last 100 samples", registry=r)
         self.entropy = Gauge("petal_entropy_nats", "Mean predictive entropy, about the last 100 samples", registry=r)
         self.disagreement = Gauge(
@@ -59,7 +68,18 @@ class Metrics:
             "petal_source_distance", "Root mean square distance of the weights from where they started", registry=r
         )
         self.restored = Gauge("petal_restored_ratio", "Share of weights restored in the last step", registry=r)
-        self.skipped = Gauge("petal_skipped_updates", "Updates not made as loss or gradient was not finite", registry=r)
+        self.skipped = Gauge(
+            "petal_skipped_updates", "Updates not made: loss or gradient not finite, or memory ran out", registry=r
+        )
+        self.short_of_memory = Gauge(
+            "petal_out_of_memory_updates", "Of the skipped updates those for which memory ran out", registry=r
+        )
+        self.memory = Gauge("petal_memory_samples", "Samples in the memory that is learned from", registry=r)
+        self.order = Gauge("petal_order_belief_ratio", "How far the order of the stream is believed, 0 to 1", registry=r)
+        self.streams = Gauge("petal_order_streams", "Sources of images whose order is followed", registry=r)
+        self.temperature = Gauge("petal_temperature", "By which answers are softened; 1 does nothing", registry=r)
+        for gauge in (self.memory, self.order, self.streams, self.temperature):
+            gauge.set(math.nan)             # until the adapter says that it has such a thing
         self.alarms = Counter("petal_guard_alarms", "Alarms of the guard", ["signal", "action"], registry=r)
         self.signals = Gauge("petal_guard_signal", "Signals that the guard watches", ["signal"], registry=r)
         self.pulls = Gauge("petal_guard_pulls", "Times that the guard drew slow drift back", registry=r)
@@ -131,16 +151,20 @@ class Watch:
         self.history.add(refused=1)
         self.totals["refused"] += 1
 
-    def batch(self, target: str, requests: int, samples: int, seconds: float, queue: int) -> None:
-        """The worker has finished a batch."""
+    def answered(self, target: str, requests: int, samples: int, seconds: float, queue: int) -> None:
+        """The worker has answered a batch, and may go on learning from it."""
         m = self.metrics
         m.samples.labels(target).inc(samples)
         m.batches.labels(target).observe(samples)
-        m.batch_seconds.labels(target).observe(seconds)
+        m.answer_seconds.labels(target).observe(seconds)
         self.history.add(requests=requests, samples=samples, queue=queue, ms=1000 * seconds)
         self.totals["requests"] += requests
         self.totals["samples"] += samples
         self.now["batch_ms"], self.now["batch_samples"] = 1000 * seconds, samples
+
+    def worked(self, target: str, seconds: float) -> None:
+        """The worker is done with a batch, learning included."""
+        self.metrics.batch_seconds.labels(target).observe(seconds)
 
     def predicted(self, confidence: float, entropy: float, samples: int) -> None:
         """How sure the adapted network was of a batch, on the mean."""
@@ -170,11 +194,15 @@ class Watch:
         self._means[name] = out = weight * self._means.get(name, value) + (1 - weight) * value
         return out
 
-    def adapted(self, restored: float, skipped: int) -> None:
-        """A step was made."""
-        self.metrics.restored.set(restored)
-        self.metrics.skipped.set(skipped)
-        self.now |= {"restored": restored, "skipped": skipped}
+    def adapted(self, vitals: Mapping[str, float]) -> None:
+        """A step was made, and these are the adapter's vital signs (`petal.Adapter.vitals`)."""
+        m = self.metrics
+        for name, gauge in (("restored", m.restored), ("skipped", m.skipped), ("short_of_memory", m.short_of_memory),
+                            ("memory", m.memory), ("order", m.order), ("streams", m.streams),
+                            ("temperature", m.temperature)):  # fmt: skip
+            if name in vitals:
+                gauge.set(vitals[name])
+        self.now |= {name: number(value) for name, value in vitals.items()}
 
     def alarm(self, signal: str, action: str) -> None:
         """The guard found something."""

@@ -11,29 +11,27 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from petal import functional as F
 from petal._random import random_state, set_random_state
 from petal.checkpoint import CheckpointError, Checkpoints, digest, fingerprint
-from petal.errors import PetalError
+from petal.errors import DeviceLost, OutOfMemory, PetalError
 from petal.methods import Adapter
+from petal.methods.failures import is_lost, lost
 from petal.order import Keys
 from petal.serve.logs import Audit
 from petal.serve.model import Served
-from petal.serve.queue import ADAPT, PREDICT, SOURCE, Answer, Closed, Item, RequestQueue
+from petal.serve.queue import ADAPT, PREDICT, SOURCE, Closed, Item, RequestQueue
+from petal.serve.replies import Reply, Shown
 from petal.serve.settings import Settings
 from petal.serve.versions import NoVersion, Version, Versions
 from petal.serve.watch import IMAGES, Seen, Watch, number
 
 log = logging.getLogger(__name__)
-
-
-class Unanswered(PetalError):
-    """The network gave no usable answer."""
 
 
 Action = tuple[Callable[[], Any], "Future[Any]"]
@@ -62,6 +60,8 @@ class Worker(RequestQueue, threading.Thread):
         self._alarms = 0
         self._viewer: tuple[int, Adapter] | None = None
         self._snapshot_steps = 0
+        self.lost: DeviceLost | None = None                 # why the thread ended by itself
+        self.ended: Callable[[], Any] = lambda: None        # who is told then
 
     # What other threads call
 
@@ -116,9 +116,33 @@ class Worker(RequestQueue, threading.Thread):
                 self._batch(work)
             elif isinstance(work, tuple):
                 self._act(*work)
-            self._checkpoint_if_due()
+            try:
+                self._checkpoint_if_due()
+            except RuntimeError as error:
+                if not self._loses_device(error):
+                    raise
+            if self.lost is not None:
+                self._end_without_device(self.lost)
+                return
         self._checkpoint(sure=True)
         self.audit.write("stop", "server", version=self.version)
+
+    def _end_without_device(self, error: DeviceLost) -> None:
+        """Nothing can be read from the device: the last checkpoint is what was handed to the writer before."""
+        self.abandon()
+        while self._actions:
+            self._actions.popleft()[1].set_exception(Closed())
+        self.checkpoints.wait()
+        age = time.time() - self.checkpointed
+        log.critical("%s; the last checkpoint is %.0f s old", error, age)
+        self.audit.write("lost", "device", version=self.version, checkpoint_age=round(age, 1), reason=str(error))
+        self.ended()
+
+    def _loses_device(self, error: BaseException) -> bool:
+        """True, and noted, if an error says that the device is gone."""
+        if is_lost(error):
+            self.lost = error if isinstance(error, DeviceLost) else lost(error, self.adapter.device)
+        return self.lost is not None
 
     def _next(self) -> list[Item] | Action | bool | None:
         """A batch, an action, True if only a checkpoint is due, or None at the end."""
@@ -147,61 +171,101 @@ class Worker(RequestQueue, threading.Thread):
         try:
             self._answer_all(items)
         except Exception as error:          # whatever happens to a batch, the next one is served
-            log.exception("a batch failed")
+            if not self._loses_device(error):
+                log.exception("a batch failed")
+                self._go_back_if_needed(error)
             self.watch.metrics.failed.inc()
             for item in items:
                 if not item.future.done():
-                    item.future.set_exception(error)
+                    item.future.set_exception(error if self.lost is None else Closed())
 
     def _answer_all(self, items: list[Item]) -> None:
-        """Answer running items together, or one by one if the adapter refuses them together."""
-        target, began = items[0].target, time.monotonic()
+        """Answer running items together, or one by one if the adapter refuses them together; then learn from them."""
+        target = items[0].target
         x = torch.cat([item.x for item in items]).to(self.adapter.device)
+        reply = Reply(items, x, time.monotonic())
         try:
-            logits, version, adapted = self._logits(x, target, [item.stream for item in items for _ in item.x])
-        except PetalError as error:
-            if len(items) == 1:
-                items[0].future.set_exception(error)
+            logits, version, adapted = self._logits(reply, target, [item.stream for item in items for _ in item.x])
+        except Exception as error:
+            if reply.shown is not None:
+                self._not_learned_from(error)
+            elif not isinstance(error, PetalError) or is_lost(error):
+                raise
             else:
-                for item in items:
-                    self._answer_all([item])
-            return
+                self._go_back_if_needed(error)
+                if len(items) == 1:
+                    items[0].future.set_exception(error)
+                else:
+                    for item in items:
+                        self._answer_all([item])
+            if reply.shown is None:
+                return
+        else:
+            if reply.shown is None:
+                self._send(reply, logits, version, adapted)
+        self._after_answers(reply, target)
+
+    def _send(self, reply: Reply, logits: Tensor, version: str, adapted: bool) -> None:
+        """Give every request its part of the logits. The weights move on to the next version, perhaps a moment later."""
         if adapted:
             self.steps, self.changed = self.steps + 1, True
             self._moved_to(self.newest + 1)
-        logits = logits.float().cpu()
-        probabilities, entropy = logits.softmax(1), F.entropy(logits)
-        confidence, label = probabilities.max(1)
-        finite = logits.isfinite().all(1)
-        seconds = time.monotonic() - began
-        self._rate = len(x) / seconds if not self._rate else 0.8 * self._rate + 0.2 * len(x) / seconds
-        self.watch.batch(_shown(target), len(items), len(x), seconds, self.waiting)
-        start = 0
-        for item in items:
-            part = slice(start, start := start + len(item.x))
-            if not bool(finite[part].all()):
-                item.future.set_exception(Unanswered("the network's answer is not finite"))
-                continue
-            cut = logits[part].numpy(), probabilities[part].numpy(), label[part].numpy(), entropy[part].numpy()
-            item.future.set_result(Answer(*cut, version, adapted))
-        if target in (ADAPT, PREDICT) and bool(finite.all()):
-            self.watch.predicted(float(confidence.mean()), float(entropy.mean()), len(x))
-            self._compare(x, label, confidence, version)
-        if target == ADAPT and not self.frozen:
-            self._after_call(adapted)
+        shown = reply.shown = Shown.of(logits, version, adapted)
+        items, seconds = reply.items, reply.seconds
+        self.watch.answered(_shown(items[0].target), len(items), len(reply.x), seconds, self.waiting)
+        if items[0].target in (ADAPT, PREDICT) and bool(shown.finite.all()):
+            self.watch.predicted(float(shown.confidence.mean()), float(shown.entropy.mean()), len(reply.x))
+        reply.send(shown)
 
-    def _logits(self, x: Tensor, target: str, stream: Keys) -> tuple[Tensor, str, bool]:
+    def _after_answers(self, reply: Reply, target: str) -> None:
+        """What takes its time when nobody waits any more: looks at the batch, versions to keep."""
+        shown, seconds, count = reply.shown, reply.seconds, len(reply.x)
+        assert shown is not None
+        self._rate = count / seconds if not self._rate else 0.8 * self._rate + 0.2 * count / seconds
+        self.watch.worked(_shown(target), seconds)
+        if target in (ADAPT, PREDICT) and bool(shown.finite.all()):
+            self._compare(reply.x, shown.label, shown.confidence, shown.version)
+        if target == ADAPT and not self.frozen:
+            self._after_call(shown.adapted)
+
+    def _logits(self, reply: Reply, target: str, stream: Keys) -> tuple[Tensor, str, bool]:
         """Logits, the version of the weights they come from, and whether the weights moved on afterwards."""
+        x, version = reply.x, str(self.version)
         if target == SOURCE:
             return self.served.source.predict(x), SOURCE, False
         if target == PREDICT or (target == ADAPT and self.frozen):
-            return self.adapter.predict(x, stream), str(self.version), False
+            return self.adapter.predict(x, stream), version, False
         if target == ADAPT:
             learns = not self.resting and self.served.learns
-            return self.adapter(x, stream=stream), str(self.version), learns
+            answering = getattr(self.adapter, "answering", None) if self.settings.answer_first else None
+            early = nullcontext() if answering is None else answering(lambda y: self._send(reply, y, version, learns))
+            with early:
+                return self.adapter(x, stream=stream), version, learns
         if int(target) == self.version:
             return self.adapter.predict(x, stream), target, False
         return self._view(int(target)).predict(x, stream), target, False
+
+    def _not_learned_from(self, error: Exception) -> None:
+        """A batch is answered, and learning from it failed: the adapter is as it was, or goes back to a kept version."""
+        self.watch.metrics.unlearned.labels(_reason(error)).inc()
+        if is_lost(error):
+            raise error
+        log.error("a batch is answered and not learned from: %s", error, exc_info=not isinstance(error, PetalError))
+        self._go_back_if_needed(error)
+
+    def _go_back_if_needed(self, error: Exception) -> None:
+        """Weights that were left in between are of no use: the last version that is kept takes their place."""
+        descent = self.served.core.descent
+        if descent is None or not descent.moving:
+            return
+        descent.moving = False
+        before = self.version
+        kept = max((v.number for v in self.versions.list() if v.number <= before), default=0)
+        self.versions.put_back(self.adapter, kept)
+        self._alarms = len(getattr(self.adapter, "alarms", ()))
+        self._moved_to(kept)
+        self.changed = True
+        self.audit.write("rollback", "server", version=kept, before=before, reason=str(error))
 
     def _view(self, number: int) -> Adapter:
         """A second adapter at a version that is kept; the last one asked for stays loaded."""
@@ -236,8 +300,7 @@ class Worker(RequestQueue, threading.Thread):
 
     def _after_call(self, adapted: bool) -> None:
         if adapted:
-            core = self.served.core
-            self.watch.adapted(float(core.restored), core.skipped)
+            self.watch.adapted(getattr(self.adapter, "vitals", self.served.core.vitals)())
         self._listen_to_guard()
         if self.steps - self._snapshot_steps >= self.settings.snapshot_every:
             self._keep("regular")
@@ -269,9 +332,9 @@ class Worker(RequestQueue, threading.Thread):
         try:
             future.set_result(action())
         except Exception as error:
-            if not isinstance(error, PetalError):
+            if not self._loses_device(error) and not isinstance(error, PetalError):
                 log.exception("an admin action failed")
-            future.set_exception(error)
+            future.set_exception(error if self.lost is None else Closed())
 
     def _set_frozen(self, frozen: bool, name: str, by: str) -> dict[str, Any]:
         guard: Any = self.adapter
@@ -367,6 +430,13 @@ class Worker(RequestQueue, threading.Thread):
                 self.watch.metrics.checkpoint_failures.inc()
                 log.warning("the server goes on without a checkpoint: %s", error)
             self._change.notify_all()
+
+
+def _reason(error: BaseException) -> str:
+    """Why learning failed, as a label of a metric."""
+    if is_lost(error):
+        return "device"
+    return "memory" if isinstance(error, (OutOfMemory, torch.OutOfMemoryError)) else "error"
 
 
 def _shown(target: str) -> str:
