@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from petal import functional as F
+from petal._optional import optional
 from petal.calls import given, inputs_and_labels, mapped, taken
-from petal.errors import ConfigError, DataError, PetalWarning
+from petal.errors import DataError, PetalWarning
 from petal.methods import Adapter
 from petal.metrics import BINS, SCORES
 from petal.order import Keys
@@ -71,6 +72,8 @@ class Record:
     """One batch of an evaluation. Scores are means over its samples, as fractions; NaN without labels.
 
     `calibration` is three rows of counts over equal bins of confidence: samples, summed confidence, summed correctness.
+    `forwards` and `backwards` are how often networks were run on a batch of this size, and their results had a gradient:
+    counted by samples, whichever network it was, so that half a batch is half a pass.
     """
 
     position: int
@@ -87,6 +90,8 @@ class Record:
     restored: float = 0.0
     skipped: int = 0
     seconds: float = 0.0
+    forwards: float = 0.0
+    backwards: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a line of JSON."""
@@ -133,10 +138,7 @@ class Result:
 
     def to_frame(self) -> Any:
         """The records as a pandas frame, a row a batch."""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise ConfigError("a frame needs pandas: pip install pandas") from error
+        pd = optional("pandas", "a frame", "frames")
         return pd.DataFrame([record.to_json() for record in self.records]).drop(columns="calibration", errors="ignore")
 
 
@@ -202,7 +204,7 @@ def evaluate_batch(adapter: Adapter, batch: Any, number: int = 0, after: bool = 
     if y is not None:
         _check_labels(x, y, number, domain)
         y = y.to(adapter.device)
-    started = time.perf_counter()
+    before, started = (adapter.work.forwards, adapter.work.backwards), time.perf_counter()
     logits = _answer(adapter, given(x), after, getattr(batch, "stream", None))
     if logits.device.type == "cuda":
         torch.cuda.synchronize(logits.device)
@@ -231,6 +233,8 @@ def evaluate_batch(adapter: Adapter, batch: Any, number: int = 0, after: bool = 
         restored=float(adapter.restored),
         skipped=adapter.skipped,
         seconds=seconds,
+        forwards=(adapter.work.forwards - before[0]) / len(logits),
+        backwards=(adapter.work.backwards - before[1]) / len(logits),
     )
     return record, logits
 
