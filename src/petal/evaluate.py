@@ -5,7 +5,7 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -142,6 +142,18 @@ class Result:
         return pd.DataFrame([record.to_json() for record in self.records]).drop(columns="calibration", errors="ignore")
 
 
+class Callback(Protocol):
+    """Who is told of an evaluation while it runs, such as the trackers of `petal.track`."""
+
+    def on_record(self, record: Record) -> None:
+        """After every batch."""
+        ...
+
+    def on_end(self, result: Result) -> None:
+        """After the last one."""
+        ...
+
+
 def iter_evaluate(
     adapter: Adapter, stream: Iterable[Any], reset_on_domain_change: bool = False, after: bool = False
 ) -> Iterator[Record]:
@@ -152,22 +164,32 @@ def iter_evaluate(
     what the method did are there. `after` is that of `predict`: scores of the answers after learning from the batch.
     """
     previous: tuple[str, int] | None = None
-    order = Order() if adapter.by_batch else None
+    runs = RunsWarning(adapter)
     for number, batch in enumerate(stream):
         here = (getattr(batch, "domain", STREAM), int(getattr(batch, "severity", 0)))
         if reset_on_domain_change and previous is not None and here != previous:
             adapter.reset()
         previous = here
         record, _ = evaluate_batch(adapter, batch, number, after)
-        labels = inputs_and_labels(batch)[1]
-        if order is not None and labels is not None and order.runs(labels):
-            order = None
-            warnings.warn(
-                f"the labels of this stream come in runs, and {adapter.kind} goes by the statistics of a batch, which is "
-                "then of few classes: put petal.SmallBatch around it, or choose a method for such streams (`petal methods`)",
-                PetalWarning, stacklevel=2,
-            )  # fmt: skip
+        runs.look(inputs_and_labels(batch)[1])
         yield record
+
+
+class RunsWarning:
+    """Warns, once, where labels come in runs and the method goes by the statistics of a batch."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.kind, self.order = adapter.kind, Order() if adapter.by_batch else None
+
+    def look(self, labels: Tensor | None) -> None:
+        """After every batch."""
+        if self.order is not None and labels is not None and self.order.runs(labels):
+            self.order = None
+            warnings.warn(
+                f"the labels of this stream come in runs, and {self.kind} goes by the statistics of a batch, which is then of "
+                "few classes: put petal.SmallBatch around it (METHOD+small on the command line), or choose a method for such "
+                "streams (`petal methods`)", PetalWarning, stacklevel=3,
+            )  # fmt: skip
 
 
 class Order:
@@ -254,16 +276,30 @@ def _bad_labels(y: Tensor, number: int, domain: str, expected: str) -> DataError
 
 
 def evaluate(
-    adapter: Adapter, stream: Iterable[Any], reset_on_domain_change: bool = False, after: bool = False
+    adapter: Adapter,
+    stream: Iterable[Any],
+    reset_on_domain_change: bool = False,
+    after: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Run a whole stream through a method (see `iter_evaluate`). TENT-online is Tent with reset_on_domain_change=True.
+
+    `callbacks` are told every record, and the result in the end.
 
     >>> from types import SimpleNamespace
     >>> batch = SimpleNamespace(x=torch.rand(4, 2), y=torch.zeros(4, dtype=torch.long), domain="fog", severity=5)
     >>> evaluate(_demo(), [batch]).mean.n
     4
     """
-    return summarize(iter_evaluate(adapter, stream, reset_on_domain_change, after))
+    records = []
+    for record in iter_evaluate(adapter, stream, reset_on_domain_change, after):
+        records.append(record)
+        for callback in callbacks:
+            callback.on_record(record)
+    result = summarize(records)
+    for callback in callbacks:
+        callback.on_end(result)
+    return result
 
 
 def summarize(records: Iterable[Record]) -> Result:

@@ -20,6 +20,9 @@ from petal.cli.options import (
     Orders,
     Quiet,
     Seeds,
+    Track,
+    TrackFolder,
+    TrackProject,
     bar,
     command_line,
     numbers,
@@ -28,7 +31,7 @@ from petal.cli.options import (
     with_source,
 )
 from petal.recipes import TABLE_1
-from petal.runs import Experiment, Job, JobProgress, OpenExperiment, jobs_for, make_manifest, open_run, run_job
+from petal.runs import Experiment, Job, JobProgress, OpenExperiment, Tracking, jobs_for, make_manifest, open_run, run_job
 
 
 @options_of(Experiment)
@@ -59,6 +62,9 @@ def run(
     timeout: Annotated[
         float, typer.Option(help="Seconds that another rank may be silent before the run ends.")
     ] = parallel.TIMEOUT,
+    track: Track = None,
+    track_project: TrackProject = "petal",
+    track_folder: TrackFolder = None,
     quiet: Quiet = False,
 ) -> None:
     """Run methods over a benchmark's stream and write everything that happens to a folder.
@@ -78,6 +84,7 @@ def run(
     table = experiment.rows(method or TABLE_1, settings or [])
     jobs = jobs_for(table, numbers(order, "--order") or chosen.numbers, numbers(seed, "--seed") or [0])
     folder = out or Path("runs") / chosen.name
+    tracking = Tracking(tuple(track or ()), track_project, track_folder)
     with shown_warnings(console):
         with nullcontext() if ranks is None else ranks.in_turn():
             experiment = with_source(experiment, folder / "source", place, console, quiet)
@@ -86,7 +93,7 @@ def run(
         manifest = make_manifest(opened, jobs, command_line())
         if ranks is None or ranks.first:
             open_run(folder, manifest)
-        run_all(jobs, folder, opened, console, checkpoint_every, quiet, stop_after)
+        run_all(jobs, folder, opened, console, checkpoint_every, quiet, stop_after, tracking)
         if ranks is not None:
             ranks.leave()
         if not quiet:
@@ -96,7 +103,7 @@ def run(
 
 def run_all(
     jobs: Sequence[Job], folder: Path, opened: OpenExperiment, console: Console, every: int | None, quiet: bool,
-    stop_after: int | None = None,
+    stop_after: int | None = None, tracking: Tracking | None = None,
 ) -> None:  # fmt: skip
     """Run the jobs one after the other, with a line for each that is done and a bar for the one that runs."""
     lengths = {number: len(opened.stream(number)) for number in {job.order for job in jobs}}
@@ -109,7 +116,7 @@ def run_all(
             name = job.row.label + (f", order {job.order}, seed {job.seed}" if several else "")
             task = progress.add_task(name, total=lengths[job.order])
             shown = Shown(progress, task, everything, name, done)
-            run_job(job, folder, opened, checkpoint_every=every, progress=shown, stop=stop)
+            run_job(job, folder, opened, checkpoint_every=every, progress=shown, stop=stop, callbacks=tracking)
             if stop.over and shown.position < lengths[job.order]:
                 text = f"{name:<32} stopped at batch {shown.position} of {lengths[job.order]}: the same command goes on"
             else:
