@@ -28,7 +28,8 @@ def wandb(folder: Path) -> dict[str, Steps]:
     found: dict[str, Steps] = defaultdict(lambda: defaultdict(list))
     for file in sorted(folder.rglob("*.wandb")):
         name, records = file.stem.partition("-")[2], _records(file)
-        while not any(record.WhichOneof("record_type") == "exit" for record in records):    # its service writes it
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not any(record.WhichOneof("record_type") == "exit" for record in records):    # its service writes it
             time.sleep(0.05)
             records = _records(file)
         for record in records:
