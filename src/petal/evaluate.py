@@ -186,9 +186,9 @@ class RunsWarning:
         if self.order is not None and labels is not None and self.order.runs(labels):
             self.order = None
             warnings.warn(
-                f"the labels of this stream come in runs, and {self.kind} goes by the statistics of a batch, which is then of "
-                "few classes: put petal.SmallBatch around it (METHOD+small on the command line), or choose a method for such "
-                "streams (`petal methods`)", PetalWarning, stacklevel=3,
+                f"the labels of this stream come in runs, and {self.kind} goes by the statistics of a batch, which is then "
+                "of few classes: put petal.SmallBatch around it (METHOD+small on the command line), or choose a method for "
+                "such streams (`petal methods`)", PetalWarning, stacklevel=3,
             )  # fmt: skip
 
 

@@ -28,8 +28,9 @@ def wandb(folder: Path) -> dict[str, Steps]:
     found: dict[str, Steps] = defaultdict(lambda: defaultdict(list))
     for file in sorted(folder.rglob("*.wandb")):
         name, records = file.stem.partition("-")[2], _records(file)
+        # its service writes the end of it
         deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and not any(record.WhichOneof("record_type") == "exit" for record in records):    # its service writes it
+        while time.monotonic() < deadline and not any(r.WhichOneof("record_type") == "exit" for r in records):
             time.sleep(0.05)
             records = _records(file)
         for record in records:

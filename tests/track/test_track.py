@@ -9,10 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
 import petal
 from networks import images, network
 from petal import ConfigError, PetalWarning, Record, Result
+from petal.cli import app
 from petal.runs import Tracking, read_records, run_job
 from petal.track import TRACKERS
 from petal.track.tracker import numbers
@@ -150,6 +152,26 @@ def test_names_and_absent_packages(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, tracker.package, None)
         with pytest.raises(ConfigError, match=rf"needs {name}: pip install {name}, or 'petal-tta\[track\]'"):
             Tracking((name,))
+
+
+def test_the_option_of_the_command(source: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    few = ["--images", "8", "--batch-size", "8", "--weights", str(source / "network.safetensors"), "-m", "source", "-m", "bn"]
+    command = ["digits", *few, "--out", str(tmp_path / "run"), "--track", "tensorboard"]
+    for more in ([], ["--track-project", "mine", "--track-folder", str(tmp_path / "logs")]):
+        result = CliRunner().invoke(app, ["run", *command, *more])
+        assert result.exit_code == 0, (result.output, result.exception)
+    for folder, project in ((tmp_path / "run", "petal"), (tmp_path / "logs", "mine")):
+        found = stores.tensorboard(folder / "tensorboard")
+        assert set(found) == {f"{project}/run/{job}" for job in ("source-o1-s0", "bn-o1-s0")}
+        for name, steps in found.items():
+            check(steps, read_records(tmp_path / "run" / "jobs" / name.rpartition("/")[2]))
+    result = CliRunner().invoke(app, ["sweep", "digits", "--sequential", *few, "--out", str(tmp_path / "sweep"), "--track",
+                                      "tensorboard", "--track-project", "s"])  # fmt: skip
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert len(stores.tensorboard(tmp_path / "sweep" / "digits" / "tensorboard")) == 2
+    result = CliRunner().invoke(app, ["run", *command, "--track", "tensorbord"])
+    assert isinstance(result.exception, ConfigError)
 
 
 def test_the_key_of_a_job_stays_and_is_its_own(source: Path, tmp_path: Path) -> None:

@@ -45,8 +45,9 @@ def run(
     seed: Seeds = None,
     given: dict[str, Any],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="METHOD.OPTION=VALUE, for example petal.ema=0.99; guard.OPTION and "
-                                             "small.OPTION too; may be repeated.")
+        list[str] | None, typer.Option("--set", help="METHOD.OPTION=VALUE, for example petal.ema=0.99, or tent.lr=FanIn() for "
+                                             "rates that need no search; guard.OPTION and small.OPTION too; may be "
+                                             "repeated.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/RECIPE.")] = None,
     device: Device = "auto",

@@ -261,7 +261,7 @@ class Adapter(Learner):
             self.tell_of_one(x)
             if self.episodic:
                 with torch.no_grad():
-                    self.work.ran(logits_of(self.model, x))    # a batch that the network cannot take is refused before anything changes
+                    self.work.ran(logits_of(self.model, x))     # a batch that it cannot take is refused before any change
                 self._restart()
             for _ in range(self.steps):
                 logits = self._run(self.step, x)

@@ -21,7 +21,7 @@ SUFFIXES = (".safetensors", ".onnx")
 
 
 def write_network(network: nn.Module, path: str | Path, example: Any = None) -> None:
-    """Write a network: to a name in .safetensors its state_dict, to one in .onnx a graph of it, made from an example batch."""
+    """Write a network: to a name in .safetensors its state_dict, to one in .onnx a graph of it, made from an example."""
     path = Path(path)
     if path.suffix not in SUFFIXES:
         raise ConfigError(f"a network is written as {' or '.join(SUFFIXES)}, by the name of the file; not {path.name!r}")
@@ -49,7 +49,7 @@ def _write_onnx(network: nn.Module, path: Path, example: Any) -> None:
     if len(x) < 2:
         raise InputError("the size of the batch stays open only if the example has two samples or more")
     tensors = parts(x)
-    names = ["input"] if isinstance(x, Tensor) else [f"input_{n}" if n.isdecimal() else n for n in x.named()]
+    names = ["input"] if isinstance(x, Tensor) else [f"input_{name}" if name.isdecimal() else name for name in x.named()]
     around = Logits(network, x)
     open_size = tuple({0: torch.export.Dim.DYNAMIC} for _ in tensors)
     make_folder(path.parent)
@@ -63,7 +63,7 @@ def _write_onnx(network: nn.Module, path: Path, example: Any) -> None:
             reason = str(error).strip().splitlines()
             raise ModelError(f"torch cannot make ONNX of this network: {reason[0] if reason else error!r}") from error
         with writing(path), replacing(path) as temporary:
-            program.save(str(temporary), external_data=False)
+            program.save(str(temporary), external_data=False)  # type: ignore[union-attr]
 
 
 class Logits(nn.Module):

@@ -188,8 +188,8 @@ def cost_table(section: Section) -> Table:
         name=f"{section.slug}-cost",
         title=f"Cost, {section.title}",
         corner="Method",
-        columns=("images per run", "batches per run", "forwards per batch", "backwards per batch", "batches with views", "restored per batch", "ms per batch (median)",
-                 "updates skipped"),
+        columns=("images per run", "batches per run", "forwards per batch", "backwards per batch", "batches with views",
+                 "restored per batch", "ms per batch (median)", "updates skipped"),
         lines=_lines(section.rows, list(zip(*by_row, strict=True))),
         notes=informed(section.rows),
     )  # fmt: skip

@@ -114,8 +114,8 @@ def run_job(
 
     `stop` is asked after every batch: when it says yes, a checkpoint is written and the job is left for a later call.
 
-    `callbacks` makes the callbacks of a job from its folder and settings, such as `Tracking`. They get all its records, those
-    of before an interruption and of a job that is done too: what writes them elsewhere must know what it has.
+    `callbacks` makes the callbacks of a job from its folder and settings, such as `Tracking`. They get all its records,
+    those of before an interruption and of a job that is done too: what writes them elsewhere must know what it has.
 
     `checkpoint_every` is a number of batches; without one, checkpoints are written about every 20 seconds, and less often
     where writing them takes long. Of several ranks the first does all this; the others take the same steps, write nothing

@@ -45,9 +45,9 @@ class Tracking:
         """The trackers of the job in RUN/jobs/ID. They know it again by a key that is kept there."""
         run = place.parent.parent
         name, folder = f"{run.resolve().name}/{place.name}", self.folder or run
-        settings = {key: value if isinstance(value, (str, int, float)) else json.dumps(value) for key, value in about.items()}
+        settings = {name: v if isinstance(v, (str, int, float)) else json.dumps(v) for name, v in about.items()}
         return [
-            TRACKERS[kind](folder / "tensorboard" if kind == "tensorboard" else folder, self.project, name, settings, key(place))
+            TRACKERS[kind](folder / "tensorboard" * (kind == "tensorboard"), self.project, name, settings, key(place))
             for kind in dict.fromkeys(self.kinds)
         ]
 
@@ -106,8 +106,8 @@ class Listeners:
             raise
         except Exception as error:
             warnings.warn(
-                f"the run goes on without {name}, which failed: {error}. Repeat the command in the end, and what is missing there "
-                "is written from the records", PetalWarning, stacklevel=2,
+                f"the run goes on without {name}, which failed: {error}. Repeat the command in the end, and what is missing "
+                "there is written from the records", PetalWarning, stacklevel=2,
             )  # fmt: skip
             return False
         return True

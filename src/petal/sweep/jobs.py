@@ -153,7 +153,8 @@ def prepare(part: Part) -> Ready:
             open_run(part.folder, manifest)
         except PetalError as error:
             return Ready(failed=str(error), warnings=_texts(caught))
-        tasks = tuple(Task(experiment, job, part.folder, part.device, part.checkpoint_every, part.tracking) for job in part.jobs)
+        rest = (part.folder, part.device, part.checkpoint_every, part.tracking)
+        tasks = tuple(Task(experiment, job, *rest) for job in part.jobs)
         return Ready(tasks, {task.name: lengths[task.job.order] for task in tasks}, warnings=_texts(caught))
 
 

@@ -3,8 +3,8 @@
     with petal.track.TensorBoard("logs", name="tent") as board:
         petal.evaluate(petal.Tent(model), stream, callbacks=[board])
 
-A tracker is a callback (`petal.Callback`) with a place where its values go; `petal run --track tensorboard` makes one for each
-job. Each needs its own package: `pip install 'petal-tta[track]'`.
+A tracker is a callback (`petal.Callback`) with a place where its values go; `petal run --track tensorboard` makes one for
+each job. Each needs its own package: `pip install 'petal-tta[track]'`.
 """
 
 from petal.track.mlflow import MLflow

@@ -16,9 +16,9 @@ SCORES = ("n", "error", "nll", "brier", "ece")
 class Tracker:
     """A callback that writes the numbers of every batch, and the scores of the whole in the end, to some tool.
 
-    The step is the position in the stream. `folder` is where files go, `project` and `name` what the tool calls it, `settings`
-    what it shows beside the numbers. One that is given the `key` of a run goes on where what was written under that key ends:
-    the records of an interrupted run may then come again, and only what is not there is written.
+    The step is the position in the stream. `folder` is where files go, `project` and `name` what the tool calls it,
+    `settings` what it shows beside the numbers. One that is given the `key` of a run goes on where what was written under
+    that key ends: the records of an interrupted run may then come again, and only what is not there is written.
     """
 
     package: ClassVar[str]                  # what has to be installed

@@ -13,8 +13,8 @@ END = "end"
 class WandB(Tracker):
     """Numbers as history, the scores of the whole as summary, settings as config; files in FOLDER/wandb.
 
-    A run offline cannot be asked how far it is: with a key, a file FOLDER/wandb/KEY.steps says it. Of an interrupted run offline
-    there are several folders with one id, which `wandb sync --append` puts together.
+    A run offline cannot be asked how far it is: with a key, a file FOLDER/wandb/KEY.steps says it. Of an interrupted run
+    offline there are several folders with one id, which `wandb sync --append` puts together.
     """
 
     package: ClassVar[str] = "wandb"
@@ -44,8 +44,8 @@ class WandB(Tracker):
         group, _, name = self.name.rpartition("/")
         try:
             self.run: Any = wandb.init(
-                project=self.project, name=name, group=group or None, config=self.settings, dir=str(self.folder), id=self.key,
-                resume=None if self.key is None else "allow", reinit="create_new",
+                project=self.project, name=name, group=group or None, config=self.settings, dir=str(self.folder),
+                id=self.key, resume=None if self.key is None else "allow", reinit="create_new",
                 settings=wandb.Settings(silent=True, console="off", disable_git=True),
             )  # fmt: skip
         except Exception as error:
