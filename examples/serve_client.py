@@ -35,7 +35,8 @@ def main() -> None:
     parser.add_argument("--model", default="digits")
     arguments = parser.parse_args()
     data = [base64.b64encode(path.read_bytes()).decode() for path in arguments.images]
-    image = {"name": "input", "shape": [len(data)], "datatype": "BYTES", "parameters": {"content_type": "image"}, "data": data}
+    image = {"name": "input", "shape": [len(data)], "datatype": "BYTES", "data": data}
+    image["parameters"] = {"content_type": "image"}
     answer = asked(f"{arguments.url}/v2/models/{arguments.model}/infer", {"inputs": [image]})
     outputs = {output["name"]: output["data"] for output in answer["outputs"]}
     for number, path in enumerate(arguments.images):

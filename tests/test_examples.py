@@ -32,7 +32,8 @@ def test_a_training_loop_ends_in_the_files_of_fit(
     errors = [float(line.split("error ")[1].split("%")[0]) for line in capsys.readouterr().out.splitlines()[-2:]]
     assert errors[1] < errors[0] < 95
     model = petal.models.build("small", 10, tmp_path / "source" / "network.safetensors")
-    assert petal.load_posterior(tmp_path / "source" / "posterior.safetensors").mean.keys() == dict(model.named_parameters()).keys()
+    q = petal.load_posterior(tmp_path / "source" / "posterior.safetensors")
+    assert q.mean.keys() == dict(model.named_parameters()).keys()
     commands = [line.strip() for line in str(scope["__doc__"]).splitlines() if line.strip().startswith("petal ")]
     for command in commands:
         few = ["--images", "8", "--batch-size", "8", "--set", "petal.views=2"]

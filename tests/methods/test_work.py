@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import petal
-from networks import images, network, needed
+from networks import images, needed, network
 from petal.engine import Policy
 from petal.evaluate import evaluate_batch
 

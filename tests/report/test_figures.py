@@ -111,7 +111,8 @@ def test_many_methods_differ_without_colours(run: Path, drawings: dict[str, Draw
 def test_every_colour_is_of_the_palette() -> None:
     used = set()
     for name in ("drawing", "curves", "panels"):
-        used |= set(re.findall(r"#[0-9a-fA-F]{6}", Path(importlib.import_module(f"petal.report.{name}").__file__).read_text()))
+        code = Path(importlib.import_module(f"petal.report.{name}").__file__).read_text()
+        used |= set(re.findall(r"#[0-9a-fA-F]{6}", code))
     assert not used
     okabe_ito = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"}
     assert okabe_ito == set(palette.COLOURS) - {palette.GREY}

@@ -156,7 +156,8 @@ def test_names_and_absent_packages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_option_of_the_command(source: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    few = ["--images", "8", "--batch-size", "8", "--weights", str(source / "network.safetensors"), "-m", "source", "-m", "bn"]
+    few = ["--images", "8", "--batch-size", "8", "-m", "source", "-m", "bn"]
+    few += ["--weights", str(source / "network.safetensors")]
     command = ["digits", *few, "--out", str(tmp_path / "run"), "--track", "tensorboard"]
     for more in ([], ["--track-project", "mine", "--track-folder", str(tmp_path / "logs")]):
         result = CliRunner().invoke(app, ["run", *command, *more])

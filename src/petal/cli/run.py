@@ -31,7 +31,17 @@ from petal.cli.options import (
     with_source,
 )
 from petal.recipes import TABLE_1
-from petal.runs import Experiment, Job, JobProgress, OpenExperiment, Tracking, jobs_for, make_manifest, open_run, run_job
+from petal.runs import (
+    Experiment,
+    Job,
+    JobProgress,
+    OpenExperiment,
+    Tracking,
+    jobs_for,
+    make_manifest,
+    open_run,
+    run_job,
+)
 
 
 @options_of(Experiment)
@@ -45,8 +55,8 @@ def run(
     seed: Seeds = None,
     given: dict[str, Any],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="METHOD.OPTION=VALUE, for example petal.ema=0.99, or tent.lr=FanIn() for "
-                                             "rates that need no search; guard.OPTION and small.OPTION too; may be "
+        list[str] | None, typer.Option("--set", help="METHOD.OPTION=VALUE, for example petal.ema=0.99, or tent.lr=FanIn() "
+                                             "for rates that need no search; guard.OPTION and small.OPTION too; may be "
                                              "repeated.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/RECIPE.")] = None,

@@ -38,7 +38,7 @@ def write_network(network: nn.Module, path: str | Path, example: Any = None) -> 
 
 
 def _write_onnx(network: nn.Module, path: Path, example: Any) -> None:
-    """As ONNX, by torch's exporter; the size of the batch stays open. Inputs are called `input`, `input_0` and so on, or as in a dict."""
+    """As ONNX, by torch's exporter; the size of the batch stays open. Inputs are `input`, `input_0`..., or as in a dict."""
     for package in ("onnx", "onnxscript"):
         optional(package, "an ONNX file", "onnx")
     if example is None:
@@ -49,7 +49,7 @@ def _write_onnx(network: nn.Module, path: Path, example: Any) -> None:
     if len(x) < 2:
         raise InputError("the size of the batch stays open only if the example has two samples or more")
     tensors = parts(x)
-    names = ["input"] if isinstance(x, Tensor) else [f"input_{name}" if name.isdecimal() else name for name in x.named()]
+    names = ["input"] if isinstance(x, Tensor) else [f"input_{n}" if n.isdecimal() else n for n in x.named()]
     around = Logits(network, x)
     open_size = tuple({0: torch.export.Dim.DYNAMIC} for _ in tensors)
     make_folder(path.parent)

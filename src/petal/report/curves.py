@@ -144,7 +144,8 @@ def visits(section: Section, metric: str = "error") -> Drawing | None:
         style, x = line_style(section, row), np.arange(1, count + 1)
         if len(runs) > 1:
             axes.fill_between(x, table.min(0), table.max(0), color=style["color"], alpha=0.18, linewidth=0)
-        handles.append(axes.plot(x, table.mean(0), label=legible(label), marker=marker(section, row), markersize=4, **style)[0])
+        style |= {"marker": marker(section, row), "markersize": 4}
+        handles.append(axes.plot(x, table.mean(0), label=legible(label), **style)[0])
         first, last = (how.text(float(table[:, v].mean()) / how.scale) for v in (0, -1))
         ends.append(f"{label} {first} to {last}")
     axes.set_ylabel(how.title)

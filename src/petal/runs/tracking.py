@@ -47,7 +47,7 @@ class Tracking:
         name, folder = f"{run.resolve().name}/{place.name}", self.folder or run
         settings = {name: v if isinstance(v, (str, int, float)) else json.dumps(v) for name, v in about.items()}
         return [
-            TRACKERS[kind](folder / "tensorboard" * (kind == "tensorboard"), self.project, name, settings, key(place))
+            TRACKERS[kind](folder / ("tensorboard" * (kind == "tensorboard")), self.project, name, settings, key(place))
             for kind in dict.fromkeys(self.kinds)
         ]
 
