@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from petal._files import alone, make_folder, write_json
+from petal._files import alone, left_behind, make_folder, write_json
 from petal.checkpoint import Checkpoints
 from petal.data import Batch
 from petal.errors import DataError
@@ -138,7 +138,7 @@ def run_job(
                 listeners.tell(*records)
                 listeners.end(records)
             return records
-        for stale in place.glob(".*.tmp"):  # of a process that was killed while it wrote
+        for stale in left_behind(place):
             stale.unlink()
         return _Running(job, place, opened, checkpoint_every, tell, stop).run(callbacks)
 
