@@ -27,7 +27,7 @@ demo: $(CORE)    ## PETAL and its baselines on corrupted digits: no downloads, a
 	$(BIN)/petal demo
 
 lint: $(STAMP)   ## style, types and layers
-	$(BIN)/ruff check src tests tools
+	$(BIN)/ruff check src tests tools examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

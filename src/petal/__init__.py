@@ -1,6 +1,6 @@
 """Lifelong test-time adaptation: a classifier in service that keeps adapting, stays calibrated and does not forget."""
 
-from petal import checks, data, models
+from petal import checks, data, models, track
 from petal._version import __version__
 from petal.augment import AugMix, Jitter, Views
 from petal.calls import with_output
@@ -21,7 +21,7 @@ from petal.errors import (
     PosteriorError,
     StatisticsError,
 )
-from petal.evaluate import Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
+from petal.evaluate import Callback, Prediction, Record, Result, Scores, evaluate, iter_evaluate, predict, summarize
 from petal.guard import Alarm, Guard
 from petal.methods import (
     ASR,
@@ -89,6 +89,7 @@ __all__ = [
     "Alarm",
     "AugMix",
     "BatchNorm",
+    "Callback",
     "Checkpoints",
     "CoTTA",
     "ConfigError",
@@ -153,5 +154,6 @@ __all__ = [
     "save_source",
     "streams",
     "summarize",
+    "track",
     "with_output",
 ]

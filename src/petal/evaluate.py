@@ -5,14 +5,15 @@ import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from petal import functional as F
+from petal._optional import optional
 from petal.calls import given, inputs_and_labels, mapped, taken
-from petal.errors import ConfigError, DataError, PetalWarning
+from petal.errors import DataError, PetalWarning
 from petal.methods import Adapter
 from petal.metrics import BINS, SCORES
 from petal.order import Keys
@@ -71,6 +72,8 @@ class Record:
     """One batch of an evaluation. Scores are means over its samples, as fractions; NaN without labels.
 
     `calibration` is three rows of counts over equal bins of confidence: samples, summed confidence, summed correctness.
+    `forwards` and `backwards` are how often networks were run on a batch of this size, and their results had a gradient:
+    counted by samples, whichever network it was, so that half a batch is half a pass.
     """
 
     position: int
@@ -87,6 +90,8 @@ class Record:
     restored: float = 0.0
     skipped: int = 0
     seconds: float = 0.0
+    forwards: float = 0.0
+    backwards: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a line of JSON."""
@@ -133,11 +138,20 @@ class Result:
 
     def to_frame(self) -> Any:
         """The records as a pandas frame, a row a batch."""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise ConfigError("a frame needs pandas: pip install pandas") from error
+        pd = optional("pandas", "a frame", "frames")
         return pd.DataFrame([record.to_json() for record in self.records]).drop(columns="calibration", errors="ignore")
+
+
+class Callback(Protocol):
+    """Who is told of an evaluation while it runs, such as the trackers of `petal.track`."""
+
+    def on_record(self, record: Record) -> None:
+        """After every batch."""
+        ...
+
+    def on_end(self, result: Result) -> None:
+        """After the last one."""
+        ...
 
 
 def iter_evaluate(
@@ -150,22 +164,32 @@ def iter_evaluate(
     what the method did are there. `after` is that of `predict`: scores of the answers after learning from the batch.
     """
     previous: tuple[str, int] | None = None
-    order = Order() if adapter.by_batch else None
+    runs = RunsWarning(adapter)
     for number, batch in enumerate(stream):
         here = (getattr(batch, "domain", STREAM), int(getattr(batch, "severity", 0)))
         if reset_on_domain_change and previous is not None and here != previous:
             adapter.reset()
         previous = here
         record, _ = evaluate_batch(adapter, batch, number, after)
-        labels = inputs_and_labels(batch)[1]
-        if order is not None and labels is not None and order.runs(labels):
-            order = None
-            warnings.warn(
-                f"the labels of this stream come in runs, and {adapter.kind} goes by the statistics of a batch, which is "
-                "then of few classes: put petal.SmallBatch around it, or choose a method for such streams (`petal methods`)",
-                PetalWarning, stacklevel=2,
-            )  # fmt: skip
+        runs.look(inputs_and_labels(batch)[1])
         yield record
+
+
+class RunsWarning:
+    """Warns, once, where labels come in runs and the method goes by the statistics of a batch."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.kind, self.order = adapter.kind, Order() if adapter.by_batch else None
+
+    def look(self, labels: Tensor | None) -> None:
+        """After every batch."""
+        if self.order is not None and labels is not None and self.order.runs(labels):
+            self.order = None
+            warnings.warn(
+                f"the labels of this stream come in runs, and {self.kind} goes by the statistics of a batch, which is then "
+                "of few classes: put petal.SmallBatch around it (METHOD+small on the command line), or choose a method for "
+                "such streams (`petal methods`)", PetalWarning, stacklevel=3,
+            )  # fmt: skip
 
 
 class Order:
@@ -202,7 +226,7 @@ def evaluate_batch(adapter: Adapter, batch: Any, number: int = 0, after: bool = 
     if y is not None:
         _check_labels(x, y, number, domain)
         y = y.to(adapter.device)
-    started = time.perf_counter()
+    before, started = (adapter.work.forwards, adapter.work.backwards), time.perf_counter()
     logits = _answer(adapter, given(x), after, getattr(batch, "stream", None))
     if logits.device.type == "cuda":
         torch.cuda.synchronize(logits.device)
@@ -231,6 +255,8 @@ def evaluate_batch(adapter: Adapter, batch: Any, number: int = 0, after: bool = 
         restored=float(adapter.restored),
         skipped=adapter.skipped,
         seconds=seconds,
+        forwards=(adapter.work.forwards - before[0]) / len(logits),
+        backwards=(adapter.work.backwards - before[1]) / len(logits),
     )
     return record, logits
 
@@ -250,16 +276,30 @@ def _bad_labels(y: Tensor, number: int, domain: str, expected: str) -> DataError
 
 
 def evaluate(
-    adapter: Adapter, stream: Iterable[Any], reset_on_domain_change: bool = False, after: bool = False
+    adapter: Adapter,
+    stream: Iterable[Any],
+    reset_on_domain_change: bool = False,
+    after: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> Result:
     """Run a whole stream through a method (see `iter_evaluate`). TENT-online is Tent with reset_on_domain_change=True.
+
+    `callbacks` are told every record, and the result in the end.
 
     >>> from types import SimpleNamespace
     >>> batch = SimpleNamespace(x=torch.rand(4, 2), y=torch.zeros(4, dtype=torch.long), domain="fog", severity=5)
     >>> evaluate(_demo(), [batch]).mean.n
     4
     """
-    return summarize(iter_evaluate(adapter, stream, reset_on_domain_change, after))
+    records = []
+    for record in iter_evaluate(adapter, stream, reset_on_domain_change, after):
+        records.append(record)
+        for callback in callbacks:
+            callback.on_record(record)
+    result = summarize(records)
+    for callback in callbacks:
+        callback.on_end(result)
+    return result
 
 
 def summarize(records: Iterable[Record]) -> Result:

@@ -1,6 +1,6 @@
 import pytest
 
-from petal import ConfigError, Fisher, PosteriorRates, Stochastic, Views
+from petal import ConfigError, FanIn, Fisher, PosteriorRates, Stochastic, Views
 from petal.methods import METHODS
 from petal.recipes import RECIPES, SGD, TABLE_1, WRAPPERS, Adam, apply_settings, parse_value, pick_rows, recipe, rows
 from petal.recipes.settings import as_json
@@ -23,6 +23,8 @@ from petal.recipes.settings import as_json
         ("Stochastic(0.02)", Stochastic(0.02)),
         ("Views(flip=0, degrees=(-5, 5))", Views(flip=0, degrees=(-5, 5))),
         ("SGD(momentum=0.9, nesterov=True)", SGD(0.9, True)),
+        ("FanIn()", FanIn()),
+        ("FanIn(2.3, most=2e-3)", FanIn(2.3, 2e-3)),
         ("cross-entropy", "cross-entropy"),
     ],
 )
@@ -38,7 +40,7 @@ def test_nothing_is_evaluated(text: str) -> None:
         parse_value(text)
 
 
-@pytest.mark.parametrize("value", [Fisher(0.01), Stochastic(0.02), SGD(0.9, True), Adam(), Views(flip=0.0)])
+@pytest.mark.parametrize("value", [FanIn(2.3), Fisher(0.01), Stochastic(0.02), SGD(0.9, True), Adam(), Views(flip=0.0)])
 def test_json_reads_back(value: object) -> None:
     assert parse_value(as_json(value)) == value
 
@@ -55,6 +57,7 @@ def test_settings_reach_the_rows_of_a_method() -> None:
     assert changed["tent"].options["lr"] == changed["tent-online"].options["lr"] == 1.0
     assert isinstance(changed["tent"].options["lr"], float)
     assert known["petal"].options["ema"] == 0.999
+    assert apply_settings(known, ["tent.lr=FanIn()"])["tent"].options["lr"] == FanIn()
 
 
 @pytest.mark.parametrize(

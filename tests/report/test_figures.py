@@ -1,10 +1,12 @@
 """Figures: all there, not empty, drawn from the records; and the page that holds them."""
 
 import base64
+import importlib
 import io
 import json
 import re
 import warnings
+from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,9 +16,9 @@ import pytest
 from PIL import Image
 
 from petal.errors import ConfigError, DataError
-from petal.report import FIGURES, METRICS, domain_table, draw, load, write_figures, write_html
+from petal.report import FIGURES, METRICS, domain_table, draw, load, palette, write_figures, write_html
 from petal.report.curves import _running
-from petal.report.drawing import Drawing, line_style
+from petal.report.drawing import FEW_LINES, Drawing, line_style, marker, sparse_markers
 
 from .fakes import DOMAINS, write_run
 from .test_formats import NASTY
@@ -93,6 +95,35 @@ def test_methods_look_different(run: Path) -> None:
     section = load(run).sections[0]
     styles = [line_style(section, row) for row in section.rows]
     assert len({(str(style["color"]), str(style["linestyle"])) for style in styles}) == len(section.rows)
+
+
+def test_many_methods_differ_without_colours(run: Path, drawings: dict[str, Drawing]) -> None:
+    section = load(run).sections[0]
+    looks = [(str(line_style(section, row)["linestyle"]), marker(section, row)) for row in section.rows]
+    assert len(set(looks)) == len(section.rows) > FEW_LINES
+    lines = [line for line in drawings["stream"].figure.axes[0].get_lines() if not line.get_label().startswith("_child")]
+    assert [line.get_marker() for line in lines] == [look for _, look in looks]
+    assert len({line.get_markevery() for line in lines}) > 1
+    few = replace(section, rows=section.rows[:FEW_LINES])
+    assert sparse_markers(few, few.rows[0], 100) == {}
+
+
+def test_every_colour_is_of_the_palette() -> None:
+    used = set()
+    for name in ("drawing", "curves", "panels"):
+        code = Path(importlib.import_module(f"petal.report.{name}").__file__).read_text()
+        used |= set(re.findall(r"#[0-9a-fA-F]{6}", code))
+    assert not used
+    okabe_ito = {"#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7"}
+    assert okabe_ito == set(palette.COLOURS) - {palette.GREY}
+
+
+def test_the_axis_of_cost_has_numbers(drawings: dict[str, Drawing]) -> None:
+    axes = drawings["cost"].figure.axes[0]
+    low, high = axes.get_xlim()
+    shown = [label.get_text() for label in axes.get_xticklabels(which="both") if label.get_text()]
+    numbers = [float(text) for text in shown]
+    assert any(low <= number <= high for number in numbers)
 
 
 def test_unknown_rows_look_different_too(tmp_path: Path) -> None:

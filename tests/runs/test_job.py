@@ -230,3 +230,17 @@ def test_the_time_of_a_job_is_that_of_all_its_pieces(source: Path, tmp_path: Pat
     write_state(path, state, about)
     run_job(j, tmp_path, o)
     assert 1000 < json.loads((tmp_path / "jobs" / j.id / "job.json").read_text())["seconds"] < 1200
+
+
+def test_labels_in_runs_are_warned_of(source: Path, tmp_path: Path) -> None:
+    runs = opened(source, images=20, batch_size=20, label_correlation=0.05)
+    with pytest.warns(PetalWarning, match=r"labels of this stream come in runs, and BatchNorm goes .*METHOD\+small"):
+        run_job(job("bn"), tmp_path / "runs", runs)
+    run_job(job("source"), tmp_path / "source", runs)           # it does not look at the batch; a warning would be an error
+    run_job(job("bn"), tmp_path / "shuffled", opened(source, images=20, batch_size=20, shuffle=True))
+
+
+def test_a_batch_of_one_is_warned_of(source: Path, tmp_path: Path) -> None:
+    with pytest.warns(PetalWarning, match="a batch of one sample is normalised by its own statistics"):
+        run_job(job("bn"), tmp_path / "one", opened(source, images=1, batch_size=1))
+    run_job(job("source"), tmp_path / "source", opened(source, images=1, batch_size=1))

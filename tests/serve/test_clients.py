@@ -248,3 +248,17 @@ def test_prometheus_reads_the_metrics(server: Running, x: Array) -> None:
     assert 0 < value("petal_confidence") <= 1
     assert value("petal_source_distance") > 0
     assert value("petal_ready") == 1
+
+
+def test_the_example_client(server: Running) -> None:
+    root = Path(__file__).parents[2]
+    command = [sys.executable, str(root / "examples/serve_client.py"), str(root / "examples/digit.png")]
+    command += ["--url", f"http://127.0.0.1:{server.http}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    path, _, outputs = done.stdout.partition(" ")
+    assert path.endswith("digit.png")
+    assert {"'label'", "'entropy'"} <= set(re.findall(r"'\w+'", outputs)), outputs
+    refused = subprocess.run([*command, "--model", "cats"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "refuses" in refused.stderr

@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 from petal._files import replacing
 from petal.errors import DataError
 from petal.report.drawing import STYLE, Drawing
+from petal.report.palette import GREY, VERMILION
 
 MARK = "<!-- From here on by `petal bench page`. -->"
-COLOURS = {"eager": "#7A7A7A", "auto": "#D55E00"}
+COLOURS = {"eager": GREY, "auto": VERMILION}
 NAMES = {"eager": "eager", "auto": "fast"}
 
 

@@ -39,6 +39,14 @@ Every = Annotated[
     int | None,
     typer.Option("--checkpoint-every", min=1, help="Batches between checkpoints. Default: about every 20 seconds."),
 ]
+Track = Annotated[
+    list[str] | None,
+    typer.Option("--track", help="Also write records to tensorboard, wandb or mlflow; may be repeated."),
+]
+TrackProject = Annotated[str, typer.Option("--track-project", help="Project or experiment that they are put into.")]
+TrackFolder = Annotated[
+    Path | None, typer.Option("--track-folder", help="Folder of their files. Default: the run's.", show_default=False)
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 

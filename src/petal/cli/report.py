@@ -24,6 +24,7 @@ class Format(StrEnum):
     csv = "csv"
     html = "html"
     json = "json"
+    parquet = "parquet"
 
 
 class MetricName(StrEnum):
@@ -44,7 +45,7 @@ class FigureType(StrEnum):
 
 
 _BY_SUFFIX = {".md": Format.markdown, ".tex": Format.latex, ".csv": Format.csv, ".html": Format.html, ".htm": Format.html,
-              ".json": Format.json, ".txt": Format.terminal}  # fmt: skip
+              ".json": Format.json, ".parquet": Format.parquet, ".txt": Format.terminal}  # fmt: skip
 _FIRST = {Format.terminal, Format.latex}   # these show the error by domain unless asked; the others every score
 
 
@@ -99,6 +100,9 @@ def report(
         target = out or runs[0] / "report.html"
         reports.write_html(loaded, target, paper=paper, metrics=metrics)
         _say(console, f"wrote {target}")
+    elif chosen is Format.parquet:
+        out = out or runs[0] / "records.parquet"
+        reports.write_parquet(loaded, out)
     elif chosen is Format.terminal:
         shown = reports.terminal(loaded, metrics, paper)
         if out is None:

@@ -21,6 +21,9 @@ from petal.cli.options import (
     Orders,
     Quiet,
     Seeds,
+    Track,
+    TrackFolder,
+    TrackProject,
     bar,
     command_line,
     numbers,
@@ -29,7 +32,17 @@ from petal.cli.options import (
     with_source,
 )
 from petal.recipes import TABLE_1
-from petal.runs import Experiment, Job, JobProgress, OpenExperiment, jobs_for, make_manifest, open_run, run_job
+from petal.runs import (
+    Experiment,
+    Job,
+    JobProgress,
+    OpenExperiment,
+    Tracking,
+    jobs_for,
+    make_manifest,
+    open_run,
+    run_job,
+)
 
 
 @options_of(Experiment)
@@ -44,8 +57,9 @@ def run(
     seed: Seeds = None,
     given: dict[str, Any],
     settings: Annotated[
-        list[str] | None, typer.Option("--set", help="METHOD.OPTION=VALUE, for example petal.ema=0.99; guard.OPTION and "
-                                             "small.OPTION too; may be repeated.")
+        list[str] | None, typer.Option("--set", help="METHOD.OPTION=VALUE, for example petal.ema=0.99, or tent.lr=FanIn() "
+                                             "for rates that need no search; guard.OPTION and small.OPTION too; may be "
+                                             "repeated.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run. Default: runs/RECIPE.")] = None,
     device: Device = "auto",
@@ -61,6 +75,9 @@ def run(
     timeout: Annotated[
         float, typer.Option(help="Seconds that another rank may be silent before the run ends.")
     ] = parallel.TIMEOUT,
+    track: Track = None,
+    track_project: TrackProject = "petal",
+    track_folder: TrackFolder = None,
     quiet: Quiet = False,
 ) -> None:
     """Run methods over a benchmark's stream and write everything that happens to a folder.
@@ -80,6 +97,7 @@ def run(
     table = experiment.rows(method or TABLE_1, settings or [])
     jobs = jobs_for(table, numbers(order, "--order") or chosen.numbers, numbers(seed, "--seed") or [0])
     folder = out or Path("runs") / chosen.name
+    tracking = Tracking(tuple(track or ()), track_project, track_folder)
     with shown_warnings(console):
         with nullcontext() if ranks is None else ranks.in_turn():
             experiment = with_source(experiment, folder / "source", place, console, quiet)
@@ -88,7 +106,7 @@ def run(
         manifest = make_manifest(opened, jobs, command_line())
         if ranks is None or ranks.first:
             open_run(folder, manifest)
-        run_all(jobs, folder, opened, console, checkpoint_every, quiet, stop_after)
+        run_all(jobs, folder, opened, console, checkpoint_every, quiet, stop_after, tracking)
         if ranks is not None:
             ranks.leave()
         if not quiet:
@@ -98,7 +116,7 @@ def run(
 
 def run_all(
     jobs: Sequence[Job], folder: Path, opened: OpenExperiment, console: Console, every: int | None, quiet: bool,
-    stop_after: int | None = None,
+    stop_after: int | None = None, tracking: Tracking | None = None,
 ) -> None:  # fmt: skip
     """Run the jobs one after the other, with a line for each that is done and a bar for the one that runs."""
     lengths = {number: len(opened.stream(number)) for number in {job.order for job in jobs}}
@@ -111,7 +129,7 @@ def run_all(
             name = job.row.label + (f", order {job.order}, seed {job.seed}" if several else "")
             task = progress.add_task(name, total=lengths[job.order])
             shown = Shown(progress, task, everything, name, done)
-            run_job(job, folder, opened, checkpoint_every=every, progress=shown, stop=stop)
+            run_job(job, folder, opened, checkpoint_every=every, progress=shown, stop=stop, callbacks=tracking)
             if stop.over and shown.position < lengths[job.order]:
                 text = f"{name:<32} stopped at batch {shown.position} of {lengths[job.order]}: the same command goes on"
             else:

@@ -20,6 +20,9 @@ from petal.cli.options import (
     Orders,
     Quiet,
     Seeds,
+    Track,
+    TrackFolder,
+    TrackProject,
     bar,
     command_line,
     numbers,
@@ -29,7 +32,7 @@ from petal.cli.options import (
 from petal.cli.run import show_table
 from petal.errors import ConfigError, PetalError
 from petal.recipes import TABLE_1
-from petal.runs import Experiment, jobs_for
+from petal.runs import Experiment, Tracking, jobs_for
 from petal.sweep import (
     JobWatch,
     Outcome,
@@ -85,6 +88,9 @@ def sweep(
     ] = None,
     checkpoint_every: Every = None,
     sequential: Annotated[bool, typer.Option("--sequential", help="One run after the other, without Ray.")] = False,
+    track: Track = None,
+    track_project: TrackProject = "petal",
+    track_folder: TrackFolder = None,
     quiet: Quiet = False,
 ) -> None:
     """Run a grid of recipes, methods, orders, seeds and settings as independent runs on Ray.
@@ -100,6 +106,7 @@ def sweep(
     names = list(dict.fromkeys(recipes))
     folder = out.resolve()
     given["plugin"] = whole(given["plugin"])
+    tracking = Tracking(tuple(track or ()), track_project, track_folder and track_folder.resolve())
     parts = []
     for name in names:
         own = {what: value_for(name, names, given[what], f"--{what}") for what in EACH}
@@ -108,7 +115,7 @@ def sweep(
         table = grid_rows(experiment.known_rows(), method or TABLE_1, settings or [])
         orders = numbers(order, "--order") or experiment.chosen.numbers
         jobs = jobs_for(table, orders, numbers(seed, "--seed") or [0])
-        parts.append(Part(experiment, tuple(jobs), folder / name, kind, checkpoint_every, command_line()))
+        parts.append(Part(experiment, tuple(jobs), folder / name, kind, checkpoint_every, command_line(), tracking))
     left = what_is_left(folder, parts)
     count = sum(len(part.jobs) for part in parts)
     if not left:

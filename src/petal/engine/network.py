@@ -34,7 +34,7 @@ class FastNetwork(Network):
     """
 
     def __init__(self, engine: "Engine", module: nn.Module) -> None:
-        super().__init__(module)
+        super().__init__(module, engine.adapter.work)
         self.engine, self.member = engine, engine.member(module)
         adapter = engine.adapter
         student = engine.member(adapter.model)
@@ -69,7 +69,10 @@ class FastNetwork(Network):
         if not isinstance(views.x, Tensor):
             return super().each(views, wanted)
         if not engine.cuda and engine.policy.view_threads > 1 and views.views is not None:
-            return iter(self._tried(lambda: self._by_threads(views, wanted)))
+            found = self._tried(lambda: self._by_threads(views, wanted))
+            for logits in found:
+                self.work.ran(logits)
+            return iter(found)
         return self._side_by_side(views, wanted)
 
     # How it is run
@@ -77,7 +80,7 @@ class FastNetwork(Network):
     def _run(self, x: Tensor, features: bool) -> tuple[Tensor, ...]:
         engine, learns = self.engine, torch.is_grad_enabled() and self.learns
         if not isinstance(x, Tensor):
-            found = self._plainly(x, features)
+            return self._plainly(x, features)
         elif learns or self.exact:
             found = self._exactly(x, features, learns)
         elif self.borrows:
@@ -89,6 +92,7 @@ class FastNetwork(Network):
             found = self._tried(lambda: self._program(x, features).run([x])[0])
             found = tuple(tensor.clone() for tensor in found)
         engine.admit()
+        self.work.ran(*found)
         return found
 
     def _plainly(self, x: Any, features: bool) -> tuple[Tensor, ...]:
@@ -96,7 +100,9 @@ class FastNetwork(Network):
         if not self.engine.said:
             self.engine.said = True
             log.info("a batch of several tensors (%s) is not compiled or recorded, and runs in full precision", shapes(x))
-        return super().features(x) if features else (super().__call__(x),)
+        found = super().features(x) if features else (super().__call__(x),)
+        self.engine.admit()
+        return found
 
     def _exactly(self, x: Tensor, features: bool, learns: bool) -> tuple[Tensor, ...]:
         """By the student's program, which is the one with gradients even where none are wanted."""
@@ -182,7 +188,9 @@ class FastNetwork(Network):
             if self.engine.low_views is not None and not self.engine.proven:
                 several = [view.clone() for view in several]  # they may be needed for a second try
             results = self._tried(lambda views: self._program(x, False, batches=count).run(views), several)
-            yield from (logits for (logits,) in results)
+            for (logits,) in results:
+                self.work.ran(logits)
+                yield logits
         for _ in made:
             raise AssertionError("every view is predicted")
 

@@ -24,6 +24,7 @@ from petal.methods.inputs import check_batch, check_number, generator_of
 from petal.methods.network import Network, Sharing, ViewSource, logits_of
 from petal.methods.rates import FanIn, adam
 from petal.methods.state import misfits, optimizer_state, optimizer_to_load
+from petal.methods.work import Work
 from petal.norm import batch_norms, network_copy
 from petal.order import Keys
 
@@ -81,6 +82,7 @@ class Adapter(Answering):
         self._seed = self.generator.get_state()
         self._given = frozenset(name for name, _ in self.model.named_parameters())
         self.views_used = False
+        self.work = Work()
         self.adapted: dict[str, nn.Parameter] = {}
         self.descent: Descent | None = None
         self.executor: Executor | None = None
@@ -197,7 +199,7 @@ class Adapter(Answering):
         """A network that the adapter holds, in the form in which it runs."""
         found = self._networks.get(module)
         if found is None:
-            found = Network(module) if self.executor is None else self.executor.network(module)
+            found = Network(module, self.work) if self.executor is None else self.executor.network(module)
             self._networks[module] = found
         return found
 
@@ -264,7 +266,7 @@ class Adapter(Answering):
             self.tell_of_one(x)
             if self.episodic:
                 with torch.no_grad():
-                    logits_of(self.model, x)    # a batch that the network cannot take is refused before anything changes
+                    self.work.ran(logits_of(self.model, x))     # a batch that it cannot take is refused before any change
                 self._restart()
             for _ in range(self.steps):
                 logits = self._run(self.step, x)
@@ -359,7 +361,9 @@ class Adapter(Answering):
     def logits_with(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Logits of a batch by the network with these parameters in the place of its own; nothing changes."""
         with self._guarded(x) as x, torch.no_grad():
-            return logits_of(lambda *args, **named: functional_call(self.model, dict(parameters), args, named), x)
+            logits = logits_of(lambda *args, **named: functional_call(self.model, dict(parameters), args, named), x)
+            self.work.ran(logits)
+            return logits
 
     def load_weights(self, weights: Mapping[str, Tensor], fresh: bool = True) -> None:
         """Put all that adapts to these values (keys as in the state); the optimizer is made anew, or goes on."""

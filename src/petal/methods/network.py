@@ -14,23 +14,28 @@ from torch import Tensor, nn
 from petal.augment import Augment, Views
 from petal.calls import called, check_logits, given, logits_in, parts, shapes, taken
 from petal.errors import InputError
+from petal.methods.work import Work
 
 
 class Network:
     """A module with the weights it runs on. Calls build a graph for gradients if they are enabled and its weights adapt."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, module: nn.Module, work: Work | None = None) -> None:
+        self.module, self.work = module, work or Work()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Logits [N, C] of a batch."""
-        return logits_of(self.module, x)
+        logits = logits_of(self.module, x)
+        self.work.ran(logits)
+        return logits
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """What the last linear layer is given [N, D], and the logits [N, C]."""
         with Recorder(self.module) as recorder:
             logits = logits_of(self.module, x)
-            return recorder.taken(), logits
+            features = recorder.taken()
+        self.work.ran(features, logits)
+        return features, logits
 
     def over(self, views: "ViewSource", average: str) -> Tensor:
         """The mean prediction over views: of the logits, or of the probabilities ("probs"), as their logarithm."""

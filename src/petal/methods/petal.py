@@ -121,7 +121,9 @@ class Petal(MeanTeacher):
 
         def one(drawn: dict[str, Tensor]) -> Tensor:
             weights = {name: p + (drawn[name] - q.mean[name]) for name, p in teacher.items()}
-            return logits_of(lambda x: functional_call(self.teacher, weights, (x,)), x)
+            logits = logits_of(lambda x: functional_call(self.teacher, weights, (x,)), x)
+            self.work.ran(logits)
+            return logits
 
         with torch.no_grad():
             return mean_over((one(q.sample(self.generator)) for _ in range(self.samples)), self.samples, self.average)

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from copy import deepcopy
+from pathlib import Path
 from threading import RLock
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from petal.calls import called, check_batch, inputs_and_labels, moved
 from petal.errors import ConfigError, PetalWarning
+from petal.methods.export import write_network
 from petal.norm import batch_norms, plain_copy
 
 P = TypeVar("P", bound="Portable")
@@ -55,13 +57,22 @@ class Portable(nn.Module):
         """Learn again."""
         self.stopped = False
 
-    def export(self, data: Iterable[Any] | None = None, network: str | None = None) -> nn.Module:
+    def export(
+        self,
+        data: Iterable[Any] | None = None,
+        network: str | None = None,
+        path: str | Path | None = None,
+        example: Any = None,
+    ) -> nn.Module:
         """A copy of the adapted network, a module of the class and with the names that the user's has, to save and run.
 
         It is the teacher where there is one, else the model; `network` names another. Where the method normalises by the
         statistics of the batch so does the copy, which then answers as the network does in here and has no running
         statistics. With `data`, batches as adapted to, these are computed anew: the copy then takes batches of any size, and
         its `state_dict` fits the user's class. Methods that put norms of their own into a network leave them in the copy.
+
+        With `path` it is written too: to a name in `.safetensors` its `state_dict`, to one in `.onnx` a graph for batches of
+        any size like `example`, where torch can make one; that needs `pip install 'petal-tta[onnx]'`.
         """
         source = getattr(self, network or ("teacher" if hasattr(self, "teacher") else "model"), None)
         if not isinstance(source, nn.Module):
@@ -71,6 +82,8 @@ class Portable(nn.Module):
             copy = plain_copy(source, running=data is not None)
             if data is not None:
                 renew_statistics(copy, data)
+            if path is not None:
+                write_network(copy, path, example)
         return copy
 
     def tell_of_one(self, x: Tensor) -> None:

@@ -143,9 +143,10 @@ class SmallBatch(Wrapper):
             if around is None:
                 network = next(iter(self._copies.values()))
                 self._shared.expect(None, 0.0)
-                return logits_of(lambda x: functional_call(network, dict(parameters), (x,)), x)
-            both = torch.cat([x, around[:REFERENCE]])
-            return logits_of(lambda x: functional_call(network, dict(parameters), (x,)), both)[: len(x)]
+            both = x if around is None else torch.cat([x, around[:REFERENCE]])
+            logits = logits_of(lambda x: functional_call(network, dict(parameters), (x,)), both)
+            self.work.ran(logits)
+            return logits[: len(x)]
 
     # The parts
 

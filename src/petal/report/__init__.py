@@ -16,6 +16,7 @@ from petal.report.drawing import FILE_TYPES, Drawing
 from petal.report.figures import FIGURES, draw, write_figures
 from petal.report.files import JobFolder, Records, RunFolder, read_run
 from petal.report.formats import latex, markdown, terminal, to_csv, to_json
+from petal.report.frames import to_frame, write_parquet
 from petal.report.html import html, write_html
 from petal.report.metric import METRICS, Stat
 from petal.report.paper import PUBLISHED, Published, published
@@ -26,7 +27,7 @@ __all__ = [
     "FIGURES", "FILE_TYPES", "METRICS", "PUBLISHED", "Drawing", "JobFolder", "Published", "Records", "Report", "ResultRow",
     "RunFolder", "Section", "Stat", "Table", "cost_table", "difference", "domain_table", "draw", "html", "latex", "load",
     "markdown", "metric_table", "pair_table", "paper_tables", "published", "rank_table", "read_run", "summary", "tables",
-    "terminal", "to_csv", "to_json", "visit_table", "write_figures", "write_html",
+    "terminal", "to_csv", "to_frame", "to_json", "visit_table", "write_figures", "write_html", "write_parquet",
 ]  # fmt: skip
 
 __getattr__ = renamed(__name__, Job=JobFolder, Row=ResultRow)

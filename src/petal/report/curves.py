@@ -7,9 +7,10 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from petal.report.drawing import Drawing, brief, legend, legible, line_style, new_figure
+from petal.report.drawing import Drawing, brief, legend, legible, line_style, marker, new_figure, sparse_markers
 from petal.report.files import Floats, Records
 from petal.report.metric import METRICS
+from petal.report.palette import INK, RULE
 from petal.report.scores import ResultRow, Section
 
 
@@ -60,8 +61,7 @@ def _curve(
     curves, x, style = curves[:, known], (runs[0].position + 1)[known], line_style(section, row)
     if band and len(runs) > 1:
         axes.fill_between(x, curves.min(0), curves.max(0), color=style["color"], alpha=0.18, linewidth=0)
-    if len(x) < 2:
-        style |= {"marker": "o"}
+    style |= {"marker": marker(section, row)} if len(x) < 2 else sparse_markers(section, row, len(x))
     return axes.plot(x, curves.mean(0), label=legible(label), **style)[0]
 
 
@@ -77,7 +77,7 @@ def _domains(axes: Axes, section: Section, names: bool = True) -> None:
         first = visits[0][0]
         starts = [a for name, a, _ in visits if name == first]
         for number, a in enumerate(starts, 1):
-            axes.axvline(records.position[a] + 0.5, color="#999999", linewidth=0.6, zorder=0)
+            axes.axvline(records.position[a] + 0.5, color=RULE, linewidth=0.6, zorder=0)
             if names and (len(starts) <= 30 or number % 10 == 1):
                 axes.annotate(f"{number}", (records.position[a] + 0.5, 1.0), (2, 2), xycoords=("data", "axes fraction"),
                               textcoords="offset points", fontsize=8, annotation_clip=False)  # fmt: skip
@@ -85,7 +85,7 @@ def _domains(axes: Axes, section: Section, names: bool = True) -> None:
     for name, a, b in visits:
         left, right = records.position[a] + 0.5, records.position[b - 1] + 1.5
         if a:
-            axes.axvline(left, color="#999999", linewidth=0.6, zorder=0)
+            axes.axvline(left, color=RULE, linewidth=0.6, zorder=0)
         if names:
             straight = len(visits) <= 6
             axes.annotate(brief(name), ((left + right) / 2, 1.0), (0, 3), xycoords=("data", "axes fraction"),
@@ -117,7 +117,7 @@ def stream(section: Section, metric: str = "error") -> Drawing | None:
     axes.set_ylim(bottom=0)
     if below is not None:
         records = max((runs[0] for _, _, runs in along), key=len)
-        below.step(records.position + 1, records.severity, where="mid", color="#444444", linewidth=1)
+        below.step(records.position + 1, records.severity, where="mid", color=INK, linewidth=1)
         below.set_ylabel("severity")
         below.set_yticks([1, 3, 5])
         _domains(below, section, names=False)
@@ -144,7 +144,8 @@ def visits(section: Section, metric: str = "error") -> Drawing | None:
         style, x = line_style(section, row), np.arange(1, count + 1)
         if len(runs) > 1:
             axes.fill_between(x, table.min(0), table.max(0), color=style["color"], alpha=0.18, linewidth=0)
-        handles.append(axes.plot(x, table.mean(0), label=legible(label), marker="o", markersize=3, **style)[0])
+        style |= {"marker": marker(section, row), "markersize": 4}
+        handles.append(axes.plot(x, table.mean(0), label=legible(label), **style)[0])
         first, last = (how.text(float(table[:, v].mean()) / how.scale) for v in (0, -1))
         ends.append(f"{label} {first} to {last}")
     axes.set_ylabel(how.title)

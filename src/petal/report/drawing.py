@@ -1,6 +1,6 @@
-"""What the figures share: style, colours and dashes of the methods, and a figure with its title and caption.
+"""What the figures share: style, the looks of the methods, and a figure with its title and caption.
 
-The colours are safe for colour-blind readers, lines also differ in their dashes, and no global state is changed.
+Colours are those of `palette`, and no global state is changed.
 """
 
 import base64
@@ -15,12 +15,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from petal.errors import ConfigError
+from petal.report.palette import COLOURS, DASHES, GRID, INK, KNOWN, MARKERS
 from petal.report.scores import ResultRow, Section
 from petal.report.tables import short
 
 FILE_TYPES = ("png", "svg", "pdf")
 
 WIDTH = 9.0
+FEW_LINES = 5           # colours and dashes tell so many apart, in greyscale too
 STYLE: Any = {
     "font.family": "DejaVu Sans",
     "font.size": 9.5,
@@ -31,10 +33,10 @@ STYLE: Any = {
     "legend.fontsize": 8.5,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.edgecolor": "#444444",
+    "axes.edgecolor": INK,
     "axes.grid": True,
     "axes.grid.axis": "y",
-    "grid.color": "#dddddd",
+    "grid.color": GRID,
     "grid.linewidth": 0.6,
     "figure.facecolor": "white",
     "axes.facecolor": "white",
@@ -43,21 +45,6 @@ STYLE: Any = {
     "svg.hashsalt": "petal",
     "pdf.fonttype": 42,
 }
-
-# The colours of Okabe and Ito without yellow, which is not legible on white.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000", "#7A7A7A")
-_DASHES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (3, 1, 1, 1, 1, 1)))
-_KNOWN: dict[str | None, tuple[str, Any, float]] = {
-    "Source": ("#7A7A7A", _DASHES[2], 1.4),
-    "BN Adapt": ("#56B4E9", _DASHES[1], 1.4),
-    "Pseudo-label": ("#E69F00", _DASHES[3], 1.4),
-    "TENT-online": ("#CC79A7", _DASHES[1], 1.4),
-    "TENT-continual": ("#CC79A7", _DASHES[0], 1.4),
-    "CoTTA": ("#009E73", _DASHES[0], 1.7),
-    "PETAL (S-Res)": ("#0072B2", _DASHES[1], 1.9),
-    "PETAL (FIM)": ("#D55E00", _DASHES[0], 2.2),
-}
-
 
 @dataclass(frozen=True)
 class Drawing:
@@ -102,14 +89,28 @@ def new_figure(height: float, width: float = WIDTH) -> Figure:
 def line_style(section: Section, row: ResultRow) -> dict[str, Any]:
     """Colour, dash and width of a row, the same in every figure."""
     twins = [other for other in section.rows if other.paper is not None and other.paper == row.paper]
-    if row.paper in _KNOWN and twins[0] is row:
-        colour, dash, width = _KNOWN[row.paper]
+    if row.paper in KNOWN and twins[0] is row:
+        colour, dash, width = KNOWN[row.paper]
         return {"color": colour, "linestyle": dash, "linewidth": width}
-    used = {_KNOWN[other.paper][0] for other in section.rows if other.paper in _KNOWN}
-    free = [colour for colour in _COLOURS if colour not in used] or list(_COLOURS)
-    others = [other for other in section.rows if other.paper not in _KNOWN or _first(section, other) is not other]
+    used = {KNOWN[other.paper][0] for other in section.rows if other.paper in KNOWN}
+    free = [colour for colour in COLOURS if colour not in used] or list(COLOURS)
+    others = [other for other in section.rows if other.paper not in KNOWN or _first(section, other) is not other]
     place = next(n for n, other in enumerate(others) if other is row)
-    return {"color": free[place % len(free)], "linestyle": _DASHES[(place + 3) % len(_DASHES)], "linewidth": 1.6}
+    return {"color": free[place % len(free)], "linestyle": DASHES[(place + 3) % len(DASHES)], "linewidth": 1.6}
+
+
+def marker(section: Section, row: ResultRow) -> str:
+    """The marker of a row, the same in every figure."""
+    place = next(n for n, other in enumerate(section.rows) if other is row)
+    return MARKERS[place % len(MARKERS)]
+
+
+def sparse_markers(section: Section, row: ResultRow, count: int) -> dict[str, Any]:
+    """Where there are many lines, a marker on each about ten times, at other points than those of its neighbours."""
+    if len(section.rows) <= FEW_LINES:
+        return {}
+    every, place = max(1, count // 10), next(n for n, other in enumerate(section.rows) if other is row)
+    return {"marker": marker(section, row), "markersize": 4.5, "markevery": (place * every // len(section.rows), every)}
 
 
 def _first(section: Section, row: ResultRow) -> ResultRow:

@@ -24,7 +24,8 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 _NUMBERS = ("error", "nll", "brier", "confidence", "entropy")
-_OPTIONAL = {"restored": 0.0, "skipped": 0.0, "seconds": math.nan, "distance": math.nan, "visit": 0.0}
+_OPTIONAL = {"restored": 0.0, "skipped": 0.0, "visit": 0.0,
+             **dict.fromkeys(("seconds", "forwards", "backwards", "distance"), math.nan)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class Records:
     restored: Floats
     skipped: Floats
     seconds: Floats
+    forwards: Floats                          # of samples through networks, in batches
+    backwards: Floats
     distance: Floats
     visit: Floats                             # number of the visit of all domains, from 0
     alarms: Floats                            # of the guard, up to this batch

@@ -293,7 +293,7 @@ def _section(section: Section, metrics: Sequence[str], paper: bool) -> dict[str,
             "by_visit": {name: [_stat(found) for found in row.by_visit(name)] for name in metrics},
             "alarms": row.alarms,
             "images": row.images, "views_share": row.views_share, "restored_share": row.restored_share,
-            "median_seconds": row.seconds, "skipped": row.skipped,
+            "forwards": row.forwards, "backwards": row.backwards, "median_seconds": row.seconds, "skipped": row.skipped,
         }  # fmt: skip
         if paper:
             entry["paper"] = {name: {"mean": value.mean, "std": value.std, "table": number,

@@ -7,11 +7,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from petal.report.drawing import WIDTH, Drawing, brief, legible, line_style, new_figure
+from petal.report.drawing import WIDTH, Drawing, brief, legible, line_style, marker, new_figure
 from petal.report.files import JobFolder, SampleImages
 from petal.report.metric import METRICS
+from petal.report.palette import BLUE, GAP, HEAT, INK, RULE, SHARE, VERMILION
 from petal.report.scores import ResultRow, Section
 
 _FEW = 0.002   # bins of the reliability diagram with a smaller share of the samples are mostly noise
@@ -27,12 +28,14 @@ def cost(section: Section) -> Drawing | None:
     front = sorted(p for p in points if not any(q[0] <= p[0] and q[1] <= p[1] and q != p for q in points))
     figure = new_figure(4.2)
     axes = figure.subplots()
-    axes.plot(*zip(*front, strict=True), color="#444444", linewidth=1, drawstyle="steps-post", zorder=1)
+    axes.plot(*zip(*front, strict=True), color=INK, linewidth=1, drawstyle="steps-post", zorder=1)
     for row, point in zip(rows, points, strict=True):
-        axes.plot(*point, marker="o", color=line_style(section, row)["color"], markersize=6, zorder=2)
+        axes.plot(*point, marker=marker(section, row), color=line_style(section, row)["color"], markersize=6, zorder=4)
     axes.set_xscale("log")
     axes.set_xlim(0.8 * min(points)[0], 2.2 * max(points)[0])
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("ms per batch (median, log scale)")
     axes.set_ylabel(how.title)
     axes.grid(True, axis="x")
@@ -45,17 +48,16 @@ def cost(section: Section) -> Drawing | None:
 
 def _label(axes: Axes, labels: list[tuple[tuple[float, float], str, bool]], space: float = 10.0) -> None:
     """Names beside their points, in bold where asked for; moved up, with a line to the point, where they would overlap."""
-    taken: list[tuple[float, float, float]] = []
     per_point = axes.figure.dpi / 72
-    for point, text, bold in sorted(labels, key=lambda label: label[0][1]):
-        x, y = axes.transData.transform(point) / per_point
-        width = 5.2 * len(text)
-        place = y
-        for start, end, other in sorted(taken, key=lambda label: label[2]):
-            if start < x + width and x < end and abs(place - other) < space:
+    at = [tuple(axes.transData.transform(point) / per_point) for point, _, _ in labels]
+    taken = [(x - 4, x + 4, y) for x, y in at]          # what is there: the points, and the labels so far
+    for (x, y), (point, text, bold) in sorted(zip(at, labels, strict=True), key=lambda each: each[0][1]):
+        start, end, place = x + 5, x + 7 + 5.2 * len(text), y
+        for left, right, other in sorted(taken, key=lambda label: label[2]):
+            if start < right and left < end and abs(place - other) < space:
                 place = other + space
-        taken.append((x, x + width, place))
-        line = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.6} if place > y else None
+        taken.append((start, end, place))
+        line = {"arrowstyle": "-", "color": RULE, "linewidth": 0.6} if place > y else None
         axes.annotate(text, point, xytext=(7, place - y - 3), textcoords="offset points", fontsize=8.5,
                       fontweight="bold" if bold else "normal", arrowprops=line,
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # fmt: skip
@@ -72,7 +74,7 @@ def heatmap(section: Section, metric: str = "error") -> Drawing | None:
     axes = figure.subplots()
     known = values[np.isfinite(values)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
-    image = axes.imshow(values, cmap="YlGnBu", aspect="auto", vmin=low, vmax=high if high > low else low + 1)
+    image = axes.imshow(values, cmap=HEAT, aspect="auto", vmin=low, vmax=high if high > low else low + 1)
     for y, x in np.ndindex(values.shape):
         value = values[y, x]
         red, green, blue, _ = image.cmap(image.norm(value))
@@ -113,16 +115,16 @@ def reliability(section: Section) -> Drawing | None:
         safe = np.where(some, count, 1)
         accuracy, mean = np.where(some, correct / safe, np.nan), np.where(some, confidence / safe, np.nan)
         width = 1 / len(count)
-        panel.bar(edges[:-1], count / count.sum(), width=width, align="edge", color="#cfcfcf", linewidth=0, zorder=1)
+        panel.bar(edges[:-1], count / count.sum(), width=width, align="edge", color=SHARE, linewidth=0, zorder=1)
         many = count >= max(_FEW * count.sum(), 20)
         panel.bar(edges[:-1][many], (mean - accuracy)[many], bottom=accuracy[many], width=width, align="edge",
-                  facecolor="#F3C9A5", edgecolor="#D55E00", hatch="////", linewidth=0.4, zorder=2, alpha=0.8)  # fmt: skip
-        panel.plot([0, 1], [0, 1], color="#444444", linewidth=1, linestyle=(0, (4, 2)), zorder=3)
+                  facecolor=GAP, edgecolor=VERMILION, hatch="////", linewidth=0.4, zorder=2, alpha=0.8)  # fmt: skip
+        panel.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=(0, (4, 2)), zorder=3)
         full: dict[str, Any] = {"linewidth": 1.4}
         hollow: dict[str, Any] = {"linestyle": "none", "markerfacecolor": "white", "markeredgewidth": 0.8}
         for which, marks in ((many, full), (some & ~many, hollow)):
             if which.any():
-                panel.plot(mean[which], accuracy[which], color="#0072B2", marker="o", markersize=3.2, zorder=4,
+                panel.plot(mean[which], accuracy[which], color=BLUE, marker="o", markersize=3.2, zorder=4,
                            clip_on=False, **marks)  # fmt: skip
         panel.set_title(f"{row.label}\nECE {METRICS['ece'].text(row.stat('ece').mean)}", fontsize=8.5)
         panel.set_xlim(0, 1)
@@ -201,7 +203,7 @@ def _picture(
     panel.imshow(image, interpolation="nearest" if image.shape[0] < 64 else "antialiased")
     right = _right(pictures.entries[number])
     for spine in panel.spines.values():
-        spine.set(visible=True, color="#0072B2" if right else "#D55E00", linewidth=1.2 if right else 2.2,
+        spine.set(visible=True, color=BLUE if right else VERMILION, linewidth=1.2 if right else 2.2,
                   linestyle="-" if right else (0, (3, 1.5)))  # fmt: skip
     lines = [_class(section, pictures.entries[number].get("label"))]
     for _, said in chosen:

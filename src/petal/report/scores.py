@@ -120,6 +120,16 @@ class ResultRow:
         return float(np.median(times)) if len(times) else math.nan
 
     @property
+    def forwards(self) -> float:
+        """Mean number of forward passes per batch; NaN for records of before they were counted."""
+        return _mean(records.forwards for records in self.records)
+
+    @property
+    def backwards(self) -> float:
+        """Mean number of backward passes per batch."""
+        return _mean(records.backwards for records in self.records)
+
+    @property
     def skipped(self) -> int:
         """Updates skipped, over all runs."""
         return sum(records.skipped_updates for records in self.records)

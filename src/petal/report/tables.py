@@ -167,14 +167,16 @@ def metric_table(section: Section) -> Table:
 
 
 def cost_table(section: Section) -> Table:
-    """The cost of each method: images, share of batches with views, share of weights restored, time."""
+    """The cost of each method: images, passes of networks, share of batches with views, share of weights restored, time."""
 
     def cells(row: ResultRow) -> list[Cell]:
         if not row.jobs:
-            return [Cell(NOTHING)] * 6
+            return [Cell(NOTHING)] * 8
         return [
             Cell(f"{row.images:,}"),
             Cell(f"{sum(len(r) for r in row.records) // len(row.jobs):,}"),
+            Cell(_passes(row.forwards)),
+            Cell(_passes(row.backwards)),
             Cell(f"{row.views_share:.1%}".replace("%", " %")),
             Cell(f"{100 * row.restored_share:.2f} %"),
             Cell(f"{1000 * row.seconds:.1f}" if math.isfinite(row.seconds) else NOTHING),
@@ -186,11 +188,15 @@ def cost_table(section: Section) -> Table:
         name=f"{section.slug}-cost",
         title=f"Cost, {section.title}",
         corner="Method",
-        columns=("images per run", "batches per run", "batches with views", "restored per batch", "ms per batch (median)",
-                 "updates skipped"),
+        columns=("images per run", "batches per run", "forwards per batch", "backwards per batch", "batches with views",
+                 "restored per batch", "ms per batch (median)", "updates skipped"),
         lines=_lines(section.rows, list(zip(*by_row, strict=True))),
         notes=informed(section.rows),
     )  # fmt: skip
+
+
+def _passes(count: float) -> str:
+    return f"{count:.2f}".rstrip("0").rstrip(".") if math.isfinite(count) else NOTHING
 
 
 def paper_tables(section: Section) -> list[Table]:

@@ -16,6 +16,7 @@ from petal.runs.experiment import ORDER, Experiment, OpenExperiment
 from petal.runs.job import Job, JobProgress, jobs_for, run_job
 from petal.runs.manifest import make_manifest, open_run, read_manifest
 from petal.runs.records import read_records, score
+from petal.runs.tracking import Tracking
 from petal.runs.tuning import ALPHAS, DELTAS, Trial, tune
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Job",
     "JobProgress",
     "OpenExperiment",
+    "Tracking",
     "Trial",
     "jobs_for",
     "make_manifest",

@@ -19,7 +19,7 @@ from petal._files import alone, left_behind, make_folder, write_json
 from petal.checkpoint import Checkpoints
 from petal.data import Batch
 from petal.errors import DataError, DeviceLost
-from petal.evaluate import evaluate_batch
+from petal.evaluate import RunsWarning, evaluate_batch
 from petal.guard import Guard
 from petal.methods import METHODS, Adapter
 from petal.methods.failures import is_lost, lost
@@ -39,6 +39,7 @@ from petal.runs.records import (
     score,
 )
 from petal.runs.samples import SampleWriter
+from petal.runs.tracking import Callbacks, Listeners
 
 DONE = -1                                   # what ranks are told instead of a position when a job is done
 SECONDS = 20.0                              # between checkpoints, unless the user counts batches
@@ -108,10 +109,14 @@ def run_job(
     checkpoint_every: int | None = None,
     progress: Callable[[JobProgress], None] | None = None,
     stop: Callable[[], bool] | None = None,
+    callbacks: Callbacks | None = None,
 ) -> list[dict[str, Any]]:
     """Run a job in its folder RUN/jobs/ID, or finish it, or just read it if it is done. Returns its records.
 
     `stop` is asked after every batch: when it says yes, a checkpoint is written and the job is left for a later call.
+
+    `callbacks` makes the callbacks of a job from its folder and settings, such as `Tracking`. They get all its records,
+    those of before an interruption and of a job that is done too: what writes them elsewhere must know what it has.
 
     `checkpoint_every` is a number of batches; without one, checkpoints are written about every 20 seconds, and less often
     where writing them takes long. Of several ranks the first does all this; the others take the same steps, write nothing
@@ -130,10 +135,13 @@ def run_job(
             if ranks is not None:
                 ranks.exchange([DONE])
             tell(JobProgress(job, len(records), len(records), None, score(records)["error"], resumed=True))
+            with Listeners(callbacks(place, describe_job(job)) if callbacks else ()) as listeners:
+                listeners.tell(*records)
+                listeners.end(records)
             return records
         for stale in left_behind(place):
             stale.unlink()
-        return _Running(job, place, opened, checkpoint_every, tell, stop).run()
+        return _Running(job, place, opened, checkpoint_every, tell, stop).run(callbacks)
 
 
 def _follow(
@@ -171,11 +179,12 @@ class _Running:
         self.stream = opened.stream(job.order)
         self.checkpoints = Checkpoints(place)
         self.samples = SampleWriter(place, self.stream)
+        self.runs = RunsWarning(self.adapter)
         self.seconds = 0.0
         self.wait, self.last = SECONDS, time.monotonic()
         self.about = {**describe_job(job), "batches": len(self.stream), "fingerprint": self.stream.fingerprint()}
 
-    def run(self) -> list[dict[str, Any]]:
+    def run(self, callbacks: Callbacks | None = None) -> list[dict[str, Any]]:
         path = self.place / "records.jsonl"
         records = self.resume(path)
         wrong, seen = sum(r["error"] * r["n"] for r in records), sum(r["n"] for r in records)
@@ -186,7 +195,9 @@ class _Running:
         if ranks is not None:
             ranks.start(self.adapter, start)
         whole_batches = nullcontext() if ranks is None else ranks.finishing_batches()
-        with Lines(path) as lines, self.checkpoints, whole_batches:
+        listeners = Listeners(callbacks(self.place, describe_job(self.job)) if callbacks else ())
+        with Lines(path) as lines, self.checkpoints, whole_batches, listeners:
+            listeners.tell(*records)
             for batch in self.stream.at(start):
                 began = time.monotonic()
                 try:
@@ -199,6 +210,7 @@ class _Running:
                     raise self.without_device(error, len(records)) from error
                 records.append(record)
                 lines.add(json.dumps(record))
+                listeners.tell(record)
                 self.seconds += time.monotonic() - began
                 wrong, seen = wrong + record["error"] * record["n"], seen + record["n"]
                 self.tell(JobProgress(self.job, len(records), self.stream.batches or 0, record, wrong / seen))
@@ -211,6 +223,7 @@ class _Running:
                 if ranks is not None and ranks.stopping:
                     raise self.lost(ParallelError("the launcher ended this run"), lines, len(records))
             lines.sync()
+            listeners.end(records)
         self.samples.write()
         write_json(self.place / "job.json", {**self.about, "status": "done", "seconds": self.seconds})
         self.checkpoints.clear()
@@ -238,6 +251,7 @@ class _Running:
         self.opened.check_pixels(batch.x)
         scored, logits = evaluate_batch(self.adapter, batch, batch.position)
         record = scored.to_json()
+        self.runs.look(batch.y)
         self.samples.take(batch, logits)
         if self.distance is not None:
             record["distance"] = self.distance()

@@ -8,6 +8,7 @@
                                     ...]: the first images of each domain
     RUN/jobs/ID/samples.npz         "images" uint8 [n, H, W, 3], in the order of samples.json
     RUN/jobs/ID/checkpoint-*.safetensors    while it runs
+    RUN/jobs/ID/track.json          "key", by which other tools know the job, if it is tracked
 """
 
 import json

@@ -16,7 +16,7 @@ from petal._files import alone, write_json
 from petal.engine import keep_freed_memory
 from petal.errors import ConfigError, PetalError, PetalWarning
 from petal.recipes.provenance import file_hash
-from petal.runs import Experiment, Job, OpenExperiment, make_manifest, open_run, read_manifest, run_job, score
+from petal.runs import Experiment, Job, OpenExperiment, Tracking, make_manifest, open_run, read_manifest, run_job, score
 from petal.runs.job import describe_job
 from petal.runs.records import job_status
 from petal.runs.sources import fit_threads
@@ -33,6 +33,7 @@ class Task:
     folder: Path                            # of the run
     device: str = "cpu"
     checkpoint_every: int | None = None
+    tracking: Tracking | None = None
 
     @property
     def name(self) -> str:
@@ -60,6 +61,7 @@ class Part:
     device: str = "cpu"
     checkpoint_every: int | None = None
     command: str = ""
+    tracking: Tracking | None = None
 
     @property
     def name(self) -> str:
@@ -151,7 +153,8 @@ def prepare(part: Part) -> Ready:
             open_run(part.folder, manifest)
         except PetalError as error:
             return Ready(failed=str(error), warnings=_texts(caught))
-        tasks = tuple(Task(experiment, job, part.folder, part.device, part.checkpoint_every) for job in part.jobs)
+        rest = (part.folder, part.device, part.checkpoint_every, part.tracking)
+        tasks = tuple(Task(experiment, job, *rest) for job in part.jobs)
         return Ready(tasks, {task.name: lengths[task.job.order] for task in tasks}, warnings=_texts(caught))
 
 
@@ -162,7 +165,10 @@ def work(task: Task, tick: Callable[[], None] | None = None) -> Outcome:
         try:
             opened = opened_once(task.experiment, task.device)
             progress = None if tick is None else lambda _: tick()
-            records = run_job(task.job, task.folder, opened, checkpoint_every=task.checkpoint_every, progress=progress)
+            records = run_job(
+                task.job, task.folder, opened, checkpoint_every=task.checkpoint_every, progress=progress,
+                callbacks=task.tracking,
+            )  # fmt: skip
         except PetalError as error:
             return Outcome(task.name, failed=str(error), warnings=_texts(caught))
         return Outcome(task.name, score(records), warnings=_texts(caught))
