@@ -16,6 +16,7 @@ from petal.cli.corrupt import corrupt
 from petal.cli.demo import demo
 from petal.cli.fit import fit
 from petal.cli.methods import methods
+from petal.cli.protocols import protocols
 from petal.cli.report import report
 from petal.cli.run import run
 from petal.cli.serve import serve
@@ -31,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, run, sweep, report, fit, tune, corrupt, serve, methods, check):
+for command in (demo, run, sweep, report, fit, tune, corrupt, serve, methods, protocols, check):
     app.command()(command)
 app.add_typer(bench.app, name="bench")
 

@@ -76,7 +76,7 @@ def run(
     experiment = Experiment(recipe, **given)
     chosen = experiment.chosen
     table = experiment.rows(method or TABLE_1, settings or [])
-    jobs = jobs_for(table, numbers(order, "--order") or chosen.numbers, numbers(seed, "--seed") or [0])
+    jobs = jobs_for(table, experiment.orders(numbers(order, "--order")), numbers(seed, "--seed") or [0])
     folder = out or Path("runs") / chosen.name
     with shown_warnings(console):
         with nullcontext() if ranks is None else ranks.in_turn():

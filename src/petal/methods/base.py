@@ -267,11 +267,18 @@ class Adapter(Learner):
 
     def predict(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict a batch with the weights as they are: what a call would return next, with nothing changed."""
+        return self._unchanged(self.prediction, x)
+
+    def glance(self, x: Tensor, stream: Keys = None) -> Tensor:
+        """Answer a batch that there is no time to learn from: one pass without views, and nothing changes."""
+        return self._unchanged(self.plain_prediction, x)
+
+    def _unchanged(self, answer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         with self._guarded(x) as x, torch.no_grad():
             self.tell_of_one(x)
             state, declared = self.generator.get_state(), self.snapshot()
             try:
-                return self.corrected(self._run(self.prediction, x))
+                return self.corrected(self._run(answer, x))
             finally:
                 self.generator.set_state(state)
                 self.rewind(declared)

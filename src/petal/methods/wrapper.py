@@ -87,6 +87,10 @@ class Wrapper(Adapter):
         """Answer a batch without learning."""
         return self.adapter.observe(x, stream)
 
+    def glance(self, x: Tensor, stream: Keys = None) -> Tensor:
+        """Answer a batch that there is no time to learn from; what follows the stream besides weights goes on."""
+        return self.observe(x, stream)
+
     def describe(self) -> dict[str, str]:
         """What the adapter inside does; a subclass adds itself."""
         return self.adapter.describe()
