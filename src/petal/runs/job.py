@@ -27,7 +27,7 @@ from petal.parallel import ParallelError, Ranks
 from petal.recipes.rows import WRAPPERS, Row
 from petal.recipes.settings import as_json, options_of
 from petal.runs.experiment import OpenExperiment
-from petal.runs.rate import clock_for, times_of
+from petal.runs.rate import Clock, clock_for, times_of
 from petal.runs.records import (
     Lines,
     complete_lines,
@@ -178,7 +178,8 @@ class _Running:
         self.samples = SampleWriter(place, self.stream)
         self.seconds = 0.0
         self.wait, self.last = SECONDS, time.monotonic()
-        self.times, self.clock = times_of(place.parents[1], opened, job.order), None
+        self.times = times_of(place.parents[1], opened, job.order)
+        self.clock: Clock | None = None
         self.about = {**describe_job(job), "batches": len(self.stream), "fingerprint": self.stream.fingerprint()}
 
     def run(self) -> list[dict[str, Any]]:

@@ -1,10 +1,11 @@
-"""Equal time: a stream that comes as fast as the source network could answer it, and methods that miss what they cannot keep up with.
+"""Equal time: a stream that comes as fast as the source network answers it, and methods that miss what they have no time for.
 
-Batch k comes at k·P, where P is the source network's time for a batch over the rate. A method takes it if it is done with what
-it learned from before batch k + 1 comes; learning takes it the time that was measured, or that is given. What it misses it
-answers with the weights that it has, by one pass and without views, which takes no time: another copy of the network does it.
+Batch k comes at k·P, where P is the source network's time for a batch over the rate. A method takes it if it is done with
+what it learned from before batch k + 1 comes; learning takes it the time that was measured, or that is given. What it misses
+it answers with the weights that it has, by one pass and without views, which takes no time: a copy of the network does it.
 """
 
+import json
 import statistics
 from collections.abc import Mapping
 from pathlib import Path
@@ -95,8 +96,8 @@ def clock_for(manifest: Mapping[str, Any], row: str, free: float = 0.0) -> Clock
 
 def times_of(folder: Path, opened: OpenExperiment, order: int) -> Mapping[str, Any]:
     """The times of a run: those in its manifest, or if there is none yet, those of now."""
-    from petal.runs.manifest import read_manifest  # which reads `pace`
-
     if opened.experiment.rate is None:
         return {}
-    return read_manifest(folder) if (folder / "manifest.json").exists() else pace(opened, order)
+    path = folder / "manifest.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else pace(opened, order)
+    return found
