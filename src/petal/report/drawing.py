@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from petal.errors import ConfigError
-from petal.report.scores import ResultRow, Section
+from petal.report.rows import ResultRow
+from petal.report.scores import Section
 from petal.report.tables import short
 
 FILE_TYPES = ("png", "svg", "pdf")

@@ -12,7 +12,8 @@ from matplotlib.ticker import FuncFormatter
 from petal.report.drawing import WIDTH, Drawing, brief, legible, line_style, new_figure
 from petal.report.files import JobFolder, SampleImages
 from petal.report.metric import METRICS
-from petal.report.scores import ResultRow, Section
+from petal.report.rows import ResultRow
+from petal.report.scores import Section
 
 _FEW = 0.002   # bins of the reliability diagram with a smaller share of the samples are mostly noise
 
@@ -97,17 +98,18 @@ def heatmap(section: Section, metric: str = "error") -> Drawing | None:
 
 def reliability(section: Section) -> Drawing | None:
     """Accuracy against confidence, one panel per method."""
-    rows = [row for row in section.rows if row.jobs]
-    if not rows:
+    rows = [(row, row.calibration) for row in section.rows if row.jobs]
+    drawn = [(row, counts) for row, counts in rows if counts is not None]
+    if not drawn:
         return None
-    columns = min(4, len(rows))
-    lines = math.ceil(len(rows) / columns)
+    columns = min(4, len(drawn))
+    lines = math.ceil(len(drawn) / columns)
     figure = new_figure(0.4 + 2.45 * lines, 2.25 * columns)
     panels = np.asarray(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False))
-    for panel in panels.flat[len(rows):]:
+    for panel in panels.flat[len(drawn):]:
         panel.set_visible(False)
-    for row, panel in zip(rows, panels.flat, strict=False):
-        count, confidence, correct = row.calibration
+    for (row, counts), panel in zip(drawn, panels.flat, strict=False):
+        count, confidence, correct = counts
         edges = np.linspace(0, 1, len(count) + 1)
         some = count > 0
         safe = np.where(some, count, 1)
@@ -130,10 +132,10 @@ def reliability(section: Section) -> Drawing | None:
         panel.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
         panel.set_yticks([0, 0.5, 1], ["0", ".5", "1"])
     for column in range(columns):   # the lowest panel of each column has the numbers
-        panels[(len(rows) - 1 - column) // columns, column].tick_params(labelbottom=True)
+        panels[(len(drawn) - 1 - column) // columns, column].tick_params(labelbottom=True)
     figure.supxlabel("confidence", fontsize=9.5)
     figure.supylabel("accuracy", fontsize=9.5)
-    figures = "; ".join(f"{row.label} {METRICS['ece'].text(row.stat('ece').mean)}" for row in rows)
+    figures = "; ".join(f"{row.label} {METRICS['ece'].text(row.stat('ece').mean)}" for row, _ in drawn)
     caption = ("Accuracy (line) against confidence; on the dashed diagonal a method is right as often as it claims. "
                f"Hatched: the gap. Hollow: bins with fewer than 20 samples or {_FEW:.1%}. Grey: share of the samples with "
                f"that confidence. ECE: {figures}.")

@@ -1,4 +1,4 @@
-"""Equal time: a stream that comes as fast as the source network answers it, and methods that miss what they have no time for.
+"""Equal time: a stream as fast as the source network answers it, and methods that miss what they have no time for.
 
 Batch k comes at k·P, where P is the source network's time for a batch over the rate. A method takes it if it is done with
 what it learned from before batch k + 1 comes; learning takes it the time that was measured, or that is given. What it misses
