@@ -53,8 +53,8 @@ def report(
                                                  "or files written by `petal report --format data`.")],
     format: Annotated[
         Format | None,
-        typer.Option("--format", "-f", show_default=False, help="By default what the name of --out says, else terminal. data: "
-                     "scores of all runs in a small file, from which `petal report FILE` makes the same pages again."),
+        typer.Option("--format", "-f", show_default=False, help="By default what the name of --out says, else terminal. "
+                     "data: scores of all runs in a small file, from which `petal report FILE` makes the same pages again."),
     ] = None,
     metric: Annotated[
         MetricName | None,

@@ -23,7 +23,7 @@ from petal.report.protocol import protocol_line
 from petal.report.records import Records
 from petal.report.rows import ResultRow
 from petal.report.scores import Report, Section, load
-from petal.report.summary import Averages, Summary
+from petal.report.summaries import Averages, Summary
 from petal.report.tables import Table, cost_table, domain_table, metric_table, paper_tables, summary, visit_table
 
 __all__ = [

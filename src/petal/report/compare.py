@@ -9,7 +9,7 @@ import numpy as np
 from petal.report.metric import METRICS, Metric
 from petal.report.rows import ResultRow
 from petal.report.scores import Report, Section
-from petal.report.summary import Summary
+from petal.report.summaries import Summary
 from petal.report.tables import NOTHING, Cell, Line, Table, informed, marked, summary
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from petal.errors import DataError
 from petal.report.records import Floats, Records
-from petal.report.summary import Summary, SummaryFile
+from petal.report.summaries import Averages, Summary, SummaryFile
 
 FORMAT = "petal-run-1"
 SWEEP = "petal-sweep-1"
@@ -47,6 +47,7 @@ class JobFolder:
     total: int | None
     records: Records | None                   # None too where only the summary was kept
     told: Summary | None = None
+    averaged: Averages | None = None          # with others, where not even that
 
     @property
     def batches(self) -> int:
@@ -57,6 +58,12 @@ class JobFolder:
     def summary(self) -> Summary | None:
         """What tables need of it."""
         return self.told if self.records is None else Summary.of(self.records)
+
+    @property
+    def pairs(self) -> frozenset[tuple[str, int]] | None:
+        """Every (domain, severity) of the stream, as far as is known."""
+        known = self.averaged.means if self.averaged is not None else self.summary
+        return None if known is None else known.pairs
 
     def samples(self) -> SampleImages | None:
         """The sample images, if the job kept some."""
@@ -122,12 +129,17 @@ def read_run(path: str | Path) -> RunFolder:
 def runs_of(file: SummaryFile) -> list[RunFolder]:
     """The runs of a file of summaries, as if their folders were there."""
     try:
-        return [_told(file.path, run) for run in file.runs]
+        averages: dict[tuple[str, str], Averages] = {}
+        for about in file.averages:
+            std = {name: float(value) for name, value in about["std"].items() if value is not None}
+            found = Averages(int(about["runs"]), Summary.from_json(about), std)
+            averages |= dict.fromkeys(map(tuple, about["jobs"]), found)
+        return [_told(file.path, run, averages) for run in file.runs]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{file.path} is no whole summary: {type(error).__name__}: {error}") from None
 
 
-def _told(path: Path, run: Mapping[str, Any]) -> RunFolder:
+def _told(path: Path, run: Mapping[str, Any], averages: Mapping[tuple[str, str], Averages]) -> RunFolder:
     rows = {row["row"]: row for row in run["rows"]}
     folder, jobs, entries = path.with_name(str(run["folder"])), [], []
     for identifier, about in run["jobs"].items():
@@ -141,6 +153,7 @@ def _told(path: Path, run: Mapping[str, Any]) -> RunFolder:
             label=str(row["label"]), order=_plain(about["order"]), seed=_plain(about["seed"]), options=options,
             finished=True, total=about.get("batches"), records=None,
             told=Summary.from_json(about) if "error" in about else None,
+            averaged=averages.get((str(run["folder"]), identifier)),
         ))  # fmt: skip
     return RunFolder(folder, {**run["manifest"], "jobs": entries}, tuple(jobs))
 

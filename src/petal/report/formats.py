@@ -18,7 +18,7 @@ from petal.report.compare import rank_table, verdict
 from petal.report.contents import details, first, rest, tables
 from petal.report.metric import METRICS, Stat
 from petal.report.scores import Report, Section
-from petal.report.summary import FORMAT, to_text
+from petal.report.summaries import FORMAT, to_text
 from petal.report.tables import Line, Table, options_table, paper_values, run_tables, short
 
 Links = Mapping[str, Sequence[tuple[str, str, str]]]   # section -> (title, caption, address) of its figures

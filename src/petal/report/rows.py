@@ -12,7 +12,7 @@ import numpy as np
 from petal.report.files import JobFolder
 from petal.report.metric import Stat, stat
 from petal.report.records import Floats
-from petal.report.summary import Averages, Summary
+from petal.report.summaries import Averages, Summary
 
 
 @dataclass
@@ -29,13 +29,13 @@ class ResultRow:
     unfinished: list[JobFolder] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     paper: str | None = None
-    averages: Averages | None = None          # of runs that were not kept one by one
+    averages: Averages | None = None          # of runs that were not kept one by one; no others are in such a row
 
     @cached_property
     def key(self) -> tuple[str, ...]:
         """What jobs must have in common to be averaged."""
         options = json.dumps(self.options, sort_keys=True, default=str)
-        return self.id, self.method, self.label, self.fidelity, self.posterior, options
+        return self.id, self.method, self.label, self.fidelity, self.posterior, options, str(self.averages is not None)
 
     @cached_property
     def runs(self) -> list[Summary]:

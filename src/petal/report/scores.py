@@ -15,7 +15,7 @@ from petal.report.metric import METRICS
 from petal.report.paper import paper_name
 from petal.report.protocol import protocol_line
 from petal.report.rows import ResultRow
-from petal.report.summary import Averages, Summary, SummaryFile, read_summary
+from petal.report.summaries import read_summary
 from petal.runs import ORDER
 
 _ORDER = ("source", "bn", "pseudo-label", "tent", "cotta", "petal")
@@ -182,8 +182,6 @@ def load(
                 raise DataError(f"{folder.path} is given twice")
             folders.append(folder)
     sections = _sections(folders)
-    for file in files:
-        _tell(file, sections)
     for section in sections:
         _finish(section)
         section.against = against
@@ -205,23 +203,13 @@ def load(
     return Report(tuple(folders), tuple(sections), title, tuple(notes), tuple(remarks))
 
 
-def _tell(file: SummaryFile, sections: Sequence[Section]) -> None:
-    """Give rows whose single runs were not kept their averages."""
-    for about in file.averages:
-        names = {str(file.path.with_name(folder) / "jobs" / job) for folder, job in about["jobs"]}
-        for row in (row for section in sections for row in section.rows):
-            if names & {str(job.folder) for job in row.jobs}:
-                std = {name: value for name, value in about["std"].items() if value is not None}
-                row.averages = Averages(int(about["runs"]), Summary.from_json(about), std)
-
-
 def _sections(folders: list[RunFolder]) -> list[Section]:
     sections: dict[tuple[str, object], Section] = {}
     jobs = [(folder, job) for folder in folders for job in folder.jobs]
     for folder, job in sorted(jobs, key=lambda pair: not pair[1].finished):
         base = json.dumps(_setting(folder.manifest), sort_keys=True)
-        if job.finished and job.summary is not None:
-            key: tuple[str, object] = (base, job.summary.pairs)
+        if job.finished and job.pairs is not None:
+            key: tuple[str, object] = (base, job.pairs)
         else:
             key = next((key for key in sections if key[0] == base), (base, None))
         section = sections.setdefault(key, Section(str(folder.manifest.get("recipe") or "run"), folder.manifest, []))
@@ -263,7 +251,8 @@ def _add(section: Section, folder: RunFolder, job: JobFolder) -> None:
     fidelity = str(folder.manifest.get("fidelity") or "")
     posterior = json.dumps(_fingerprint(folder.manifest.get("posterior")), sort_keys=True) if job.method == "petal" else ""
     options = {name: value for name, value in job.options.items() if name != "seed"}
-    fresh = ResultRow(job.row, job.method, job.label, fidelity, options, posterior, paper=paper_name(job.row, job.label))
+    fresh = ResultRow(job.row, job.method, job.label, fidelity, options, posterior, paper=paper_name(job.row, job.label),
+                      averages=job.averaged)  # fmt: skip
     for row in section.rows:
         if row.key != fresh.key:
             continue
