@@ -76,9 +76,9 @@ class Summary:
         return frozenset((domain, severity) for domain, found in self.severities.items() for severity in found)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; numbers have six digits."""
-        out: dict[str, Any] = {name: _short(getattr(self.mean, name)) for name in _SCORES}
-        out |= {name: _short(getattr(self, name)) for name in (*_COUNTS, *_SHARES)}
+        """Plain data; the numbers of the whole run have ten digits, others six."""
+        out: dict[str, Any] = {name: _short(getattr(self.mean, name), 10) for name in _SCORES}
+        out |= {name: _short(getattr(self, name), 10) for name in (*_COUNTS, *_SHARES)}
         out["domains"] = list(self.by_domain)
         out["severities"] = [list(self.severities[domain]) for domain in self.by_domain]
         out["by_domain"] = _columns(self.by_domain.values())
@@ -130,15 +130,15 @@ def _number(value: Any) -> float:
     return math.nan if value is None else float(value)
 
 
-def _short(value: float) -> float | None:
-    """Six digits, whole numbers whole, and None for what JSON does not have.
+def _short(value: float, digits: int = 6) -> float | None:
+    """So many digits, whole numbers whole, and None for what JSON does not have.
 
     >>> _short(0.123456789), _short(150000), _short(3.0), _short(math.nan)
     (0.123457, 150000, 3, None)
     """
     if not math.isfinite(value):
         return None
-    return int(value) if float(value).is_integer() else float(f"{value:.6g}")
+    return int(value) if float(value).is_integer() else float(f"{value:.{digits}g}")
 
 
 def to_text(value: Any, indent: int = 0, width: int = 150) -> str:

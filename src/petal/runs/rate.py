@@ -37,8 +37,8 @@ class Clock:
         self.fresh = True       # programs are made and memory is found with the first batch of a process
 
     def in_time(self, position: int) -> bool:
-        """True if the method is free before the next batch comes."""
-        return self.free < (position + 1) * self.period
+        """True if the method is free before the next batch comes; at the same moment is too late, whatever rounding does."""
+        return self.free < (position + 1 - 1e-6) * self.period
 
     def learn(self, position: int, seconds: float) -> None:
         """The method learns from a batch, and that took it so long. The first one of a process counts as one period."""
