@@ -51,10 +51,10 @@ def efficientnet_lite0() -> nn.Module:
 
 
 def read(folder: Path, count: int) -> tuple[Tensor, Tensor | None]:
-    """So many photographs in random order, [N, 3, 224, 224] in [0, 1], and labels if there are 1,000 class folders."""
+    """Photographs in random order, [N, 3, 224, 224] in [0, 1], and their labels if there are 1,000 class folders."""
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
     if not paths:
-        raise SystemExit(f"{folder}: no photographs; expected {', '.join(sorted(SUFFIXES))} files, in folders by class or not")
+        raise SystemExit(f"{folder}: no photographs; expected {', '.join(sorted(SUFFIXES))} files, in folders or not")
     paths = [paths[n] for n in torch.randperm(len(paths))[:count].tolist()]
     x = torch.stack([torch.tensor(decode(path, 224)) for path in paths]).permute(0, 3, 1, 2) / 255
     classes = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())

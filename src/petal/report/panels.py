@@ -45,20 +45,20 @@ def cost(section: Section) -> Drawing | None:
 
 
 def _label(axes: Axes, labels: list[tuple[tuple[float, float], str, bool]], space: float = 10.0) -> None:
-    """Names beside their points, in bold where asked for; moved up, with a line to the point, where they would overlap."""
-    taken: list[tuple[float, float, float]] = []
+    """Names beside their points, in bold where asked for; where they would overlap, moved, with a line to the point."""
     per_point = axes.figure.dpi / 72
+    axes.set_axisbelow(True)
+    places = [axes.transData.transform(point) / per_point for point, _, _ in labels]
+    taken: list[tuple[float, float, float]] = [(x - 4, x + 4, y) for x, y in places]     # no label hides a point
     for point, text, bold in sorted(labels, key=lambda label: label[0][1]):
         x, y = axes.transData.transform(point) / per_point
-        width = 5.2 * len(text)
-        place = y
-        for start, end, other in sorted(taken, key=lambda label: label[2]):
-            if start < x + width and x < end and abs(place - other) < space:
-                place = other + space
-        taken.append((x, x + width, place))
-        line = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.6} if place > y else None
+        start, end = x + 7, x + 7 + 5.2 * len(text)
+        near = [y + sign * space * n for n in range(len(labels) + 1) for sign in (1, -1)]
+        place = next((p for p in near if not any(a < end and start < b and abs(p - at) < space for a, b, at in taken)), y)
+        taken.append((start, end, place))
+        line = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.6} if place != y else None
         axes.annotate(text, point, xytext=(7, place - y - 3), textcoords="offset points", fontsize=8.5,
-                      fontweight="bold" if bold else "normal", arrowprops=line,
+                      fontweight="bold" if bold else "normal", arrowprops=line, zorder=1.5,
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # fmt: skip
 
 
