@@ -214,8 +214,12 @@ class Order:
         return self.pairs >= 200 and self.alike / self.pairs > (1 + by_chance) / 2
 
 
-def evaluate_batch(adapter: Adapter, batch: Any, number: int = 0, after: bool = False) -> tuple[Record, Tensor]:
+def evaluate_batch(
+    adapter: Adapter, batch: Any, number: int = 0, after: bool = False, learns: bool = True
+) -> tuple[Record, Tensor]:
     """Predict and adapt to one batch, and score the prediction. Returns the record and the logits [N, C].
+
+    With `learns=False` there is no time to learn: the answer is that of one pass (`Adapter.glance`).
 
     Labels that cannot be labels are refused before the method sees the batch; labels of no class once it has said how many
     classes there are.
@@ -227,7 +231,8 @@ def evaluate_batch(adapter: Adapter, batch: Any, number: int = 0, after: bool = 
         _check_labels(x, y, number, domain)
         y = y.to(adapter.device)
     before, started = (adapter.work.forwards, adapter.work.backwards), time.perf_counter()
-    logits = _answer(adapter, given(x), after, getattr(batch, "stream", None))
+    stream = getattr(batch, "stream", None)
+    logits = _answer(adapter, given(x), after, stream) if learns else adapter.glance(given(x), **_named(stream))
     if logits.device.type == "cuda":
         torch.cuda.synchronize(logits.device)
     seconds = time.perf_counter() - started
@@ -251,8 +256,8 @@ def evaluate_batch(adapter: Adapter, batch: Any, number: int = 0, after: bool = 
         confidence=scores[3],
         entropy=scores[4],
         calibration=[[0.0] * BINS] * 3 if y is None else F.calibration_counts(exact, y.long(), BINS).tolist(),
-        views_used=adapter.views_used,
-        restored=float(adapter.restored),
+        views_used=learns and adapter.views_used,
+        restored=float(adapter.restored) if learns else 0.0,
         skipped=adapter.skipped,
         seconds=seconds,
         forwards=(adapter.work.forwards - before[0]) / len(logits),

@@ -139,7 +139,7 @@ def test_what_goes_around_a_method() -> None:
     assert (first.label, first.random, first.wraps) == ("ETA + ASR + small", False, ("asr", "small"))
     assert (second.label, second.random) == ("ETA + ReservoirTTA", True)        # its sample of styles is drawn
     plain = known["roid-plain"].options
-    assert (plain["consistency"], plain["answer"]) == (False, "logits")
+    assert (plain["consistency"], plain["answer"]) == (0.0, "logits")
     for name, words in (
         ("petal+gard", "did you mean .*guard"),
         ("petl+guard", "did you mean petal"),

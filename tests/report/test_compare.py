@@ -82,10 +82,10 @@ def test_ranks_over_streams(tmp_path: Path) -> None:
     assert "Ranks by error" in markdown(report)
 
 
-def test_scores_come_first_and_cost_last(runs: Path) -> None:
+def test_scores_come_first_and_the_long_tables_last(runs: Path) -> None:
     (section,) = load(runs).sections
     names = [table.name.removeprefix(f"{section.slug}-") for table in tables(section)]
-    assert names == ["metrics", "pairs", "error", "cost"]
+    assert names == ["metrics", "pairs", "cost", "error"]
 
 
 def test_the_front_is_of_rows_that_none_beats(runs: Path) -> None:

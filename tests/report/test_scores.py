@@ -209,7 +209,8 @@ def test_shares_and_times(run: Path) -> None:
              for line in (run / f"jobs/petal-sres-standard-15-{seed}/records.jsonl").read_text().splitlines()]  # fmt: skip
     assert row.views_share == pytest.approx(np.mean([line["views_used"] for line in lines]))
     assert row.restored_share == pytest.approx(np.mean([line["restored"] for line in lines]))
-    assert row.seconds == pytest.approx(np.median([line["seconds"] for line in lines]))
+    each = np.array([line["seconds"] for line in lines]).reshape(3, -1)
+    assert row.seconds == pytest.approx(np.mean(np.median(each, axis=1)))        # of each run, and over the runs
     assert row.images == 4 * 6 * 40
     np.testing.assert_allclose(row.calibration, np.sum([line["calibration"] for line in lines], axis=0))
 

@@ -14,6 +14,7 @@ from petal.checkpoint import fingerprint
 from petal.cli import app
 from petal.recipes.provenance import described
 from petal.recipes.row import Row
+from petal.recipes.rows import needs_statistics
 from petal.runs import Experiment, OpenExperiment, make_manifest, open_run
 from runs.parts import changed, job, known, opened
 
@@ -220,3 +221,10 @@ def test_on_a_cpu_a_run_compiles_nothing(source: Path) -> None:
 def test_another_stream_of_a_gradual_recipe_has_the_highest_severity() -> None:
     assert Experiment("cifar10-gradual").chosen.severity is None
     assert Experiment("cifar10-gradual", stream="continual").chosen.severity == 5
+
+
+def test_every_row_of_the_recipe_can_be_made(source: Path) -> None:
+    o = opened(source)
+    for row in o.experiment.known_rows().values():
+        if not needs_statistics(METHODS[row.method]):
+            o.plain_adapter(row)

@@ -20,6 +20,7 @@ from petal.cli.demo import demo
 from petal.cli.doctor import doctor
 from petal.cli.fit import fit
 from petal.cli.methods import methods
+from petal.cli.protocols import protocols
 from petal.cli.report import report
 from petal.cli.run import run
 from petal.cli.runs import runs
@@ -35,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, apply, run, sweep, runs, report, fit, tune, corrupt, serve, methods, check, doctor):
+for command in (demo, apply, run, sweep, runs, report, fit, tune, corrupt, serve, methods, protocols, check, doctor):
     app.command()(command)
 app.add_typer(bench.app, name="bench")
 
@@ -78,3 +79,4 @@ def _run() -> int:
         if code == INTERRUPTED:
             make_console(stderr=True).print("\npetal: interrupted")
         return code if isinstance(code, int) else int(code is not None)
+    return 0

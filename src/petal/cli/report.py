@@ -25,6 +25,7 @@ class Format(StrEnum):
     html = "html"
     json = "json"
     parquet = "parquet"
+    data = "data"
 
 
 class MetricName(StrEnum):
@@ -50,10 +51,12 @@ _FIRST = {Format.terminal, Format.latex}   # these show the error by domain unle
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders written by `petal run` or `petal sweep`.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders written by `petal run` or `petal sweep`, "
+                                                 "or files written by `petal report --format data`.")],
     format: Annotated[
         Format | None,
-        typer.Option("--format", "-f", help="By default what the name of --out says, else terminal.", show_default=False),
+        typer.Option("--format", "-f", show_default=False, help="By default what the name of --out says, else terminal. "
+                     "data: scores of all runs in a small file, from which `petal report FILE` makes the same pages again."),
     ] = None,
     metric: Annotated[
         MetricName | None,
@@ -78,6 +81,9 @@ def report(
     note: Annotated[
         list[str] | None, typer.Option(help="Words of your own, shown on top; may be given again.", show_default=False)
     ] = None,
+    remark: Annotated[
+        list[str] | None, typer.Option(help="The same, shown after the results.", show_default=False)
+    ] = None,
 ) -> None:
     """Show run folders as the paper's tables, as figures and as a page."""
     console = make_console()
@@ -88,7 +94,7 @@ def report(
         chosen = Format.terminal
     from petal import report as reports  # matplotlib takes a second to import
 
-    loaded = reports.load(*runs, title=title, notes=note or (), against=against)
+    loaded = reports.load(*runs, title=title, notes=note or (), remarks=remark or (), against=against)
     metrics = [metric.value] if metric else ["error"] if chosen in _FIRST else list(reports.METRICS)
     links: dict[str, list[tuple[str, str, str]]] = {}
     if figures is not None:
@@ -97,7 +103,7 @@ def report(
         for slug, drawings in written.items():
             links[slug] = [(drawing.title, drawing.caption, _address(path, start)) for drawing, path in drawings]
     if chosen is Format.html:
-        target = out or runs[0] / "report.html"
+        target = out or (runs[0].with_suffix(".html") if runs[0].is_file() else runs[0] / "report.html")
         reports.write_html(loaded, target, paper=paper, metrics=metrics)
         _say(console, f"wrote {target}")
     elif chosen is Format.parquet:
@@ -112,8 +118,10 @@ def report(
                 Console(file=file, width=160).print(shown)
     else:
         make = {Format.latex: reports.latex, Format.csv: reports.to_csv, Format.json: reports.to_json}
-        page = chosen is Format.markdown
-        text = reports.markdown(loaded, metrics, paper, links) if page else make[chosen](loaded, metrics, paper)
+        if chosen is Format.markdown:
+            text = reports.markdown(loaded, metrics, paper, links)
+        else:
+            text = reports.to_summary(loaded) if chosen is Format.data else make[chosen](loaded, metrics, paper)
         if out is None:
             typer.echo(text, nl=False)
         else:

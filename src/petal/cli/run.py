@@ -95,7 +95,7 @@ def run(
     experiment = Experiment(recipe, **given)
     chosen = experiment.chosen
     table = experiment.rows(method or TABLE_1, settings or [])
-    jobs = jobs_for(table, numbers(order, "--order") or chosen.numbers, numbers(seed, "--seed") or [0])
+    jobs = jobs_for(table, experiment.orders(numbers(order, "--order")), numbers(seed, "--seed") or [0])
     folder = out or Path("runs") / chosen.name
     tracking = Tracking(tuple(track or ()), track_project, track_folder)
     with shown_warnings(console):

@@ -113,7 +113,7 @@ def sweep(
         own |= {what: whole(own[what]) for what in EACH if what != "network"}
         experiment = Experiment(name, **{**given, **own})
         table = grid_rows(experiment.known_rows(), method or TABLE_1, settings or [])
-        orders = numbers(order, "--order") or experiment.chosen.numbers
+        orders = experiment.orders(numbers(order, "--order"))
         jobs = jobs_for(table, orders, numbers(seed, "--seed") or [0])
         parts.append(Part(experiment, tuple(jobs), folder / name, kind, checkpoint_every, command_line(), tracking))
     left = what_is_left(folder, parts)

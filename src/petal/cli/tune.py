@@ -20,11 +20,11 @@ from petal.recipes import WRAPPERS, Row
 from petal.recipes.provenance import described, versions
 from petal.recipes.settings import as_json, checked
 from petal.restore import Fisher
-from petal.runs import ALPHAS, DELTAS, ORDER, Experiment, Trial
+from petal.runs import ALPHAS, DELTAS, ORDER, WAYS, Experiment, Trial
 from petal.runs import tune as find_best
 
 
-@options_of(Experiment, leave_out=("visits", "label_correlation", *ORDER))
+@options_of(Experiment, leave_out=("visits", "label_correlation", *ORDER, *WAYS))
 def tune(
     *,
     recipe: Annotated[

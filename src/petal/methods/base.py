@@ -43,8 +43,7 @@ class Adapter(Answering):
     of losses that are not finite and fast execution are then done here.
 
     Inside `step`, `self.logits(network, x)` runs a network that the adapter holds, `self.give(logits)` says what the answer
-    is, for those who do not wait for the learning, and `self.descend(loss)` makes a step.
-    `self.generator` is the only source of randomness.
+    is, for those who do not wait, and `self.descend(loss)` makes a step. `self.generator` is the only source of randomness.
     """
 
     card: ClassVar[Card | None] = None      # what tables and `petal methods` say of the method
@@ -197,11 +196,9 @@ class Adapter(Answering):
 
     def network(self, module: nn.Module) -> Network:
         """A network that the adapter holds, in the form in which it runs."""
-        found = self._networks.get(module)
-        if found is None:
-            found = Network(module, self.work) if self.executor is None else self.executor.network(module)
-            self._networks[module] = found
-        return found
+        if module not in self._networks:
+            self._networks[module] = Network(module, self.work) if self.executor is None else self.executor.network(module)
+        return self._networks[module]
 
     @contextmanager
     def exchanged(self, others: Mapping[nn.Module, nn.Module]) -> Iterator[None]:
@@ -274,11 +271,18 @@ class Adapter(Answering):
 
     def predict(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict a batch with the weights as they are: what a call would return next, with nothing changed."""
+        return self._unchanged(self.prediction, x)
+
+    def glance(self, x: Tensor, stream: Keys = None) -> Tensor:
+        """Answer a batch that there is no time to learn from: one pass without views, and nothing changes."""
+        return self._unchanged(self.plain_prediction, x)
+
+    def _unchanged(self, answer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         with self._guarded(x) as x, torch.no_grad():
             self.tell_of_one(x)
             state, declared = self.generator.get_state(), self.snapshot()
             try:
-                return self.corrected(self._run(self.prediction, x))
+                return self.corrected(self._run(answer, x))
             except torch.OutOfMemoryError as error:
                 raise not_enough(x) from error
             finally:

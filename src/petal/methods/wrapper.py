@@ -109,6 +109,10 @@ class Wrapper(Adapter):
         """Those of the adapter inside; a subclass adds its own."""
         return self.adapter.vitals()
 
+    def glance(self, x: Tensor, stream: Keys = None) -> Tensor:
+        """Answer a batch that there is no time to learn from; what follows the stream besides weights goes on."""
+        return self.observe(x, stream)
+
     def describe(self) -> dict[str, str]:
         """What the adapter inside does; a subclass adds itself."""
         return self.adapter.describe()

@@ -44,7 +44,7 @@ def field(recipe: Recipe) -> list[Row]:
             frozenset({"loss"}), random=False),
         _row("roid", **affine),
         _row("cmf", **affine),
-        _variant("roid-plain", _row("roid", **affine), {"consistency": False, "answer": "logits"}, "plain"),
+        _variant("roid-plain", _row("roid", **affine), {"consistency": 0.0, "answer": "logits"}, "plain"),
         _variant("roid-calibrated", _row("roid", **affine), calibrated),
         _variant("cmf-calibrated", _row("cmf", **affine), calibrated),
         _row("rmt", **whole),

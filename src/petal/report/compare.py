@@ -6,15 +6,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from petal.report.files import Records
 from petal.report.metric import METRICS, Metric
-from petal.report.scores import Report, ResultRow, Section
-from petal.report.tables import NOTHING, Cell, Line, Table, informed, marked
+from petal.report.rows import ResultRow
+from petal.report.scores import Report, Section
+from petal.report.summaries import Summary
+from petal.report.tables import NOTHING, Cell, Line, Table, informed, marked, summary
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A mean difference over `n` pairs of runs, and the ends of its 95 % interval (None for one pair)."""
+    """A mean difference over `n` pairs of runs, and the ends of its 95 % interval (None for one pair).
+
+    Without pairs it is the difference of averages whose single runs were not kept.
+    """
 
     mean: float
     low: float | None
@@ -28,7 +32,9 @@ def difference(row: ResultRow, other: ResultRow, metric: str) -> Difference:
     Runs are paired by order and seed. A row that was run with one seed is paired with every seed of the other: it draws no
     random numbers, or there is nothing better to compare with.
     """
-    pairs = [(getattr(a.scores(), metric), getattr(b.scores(), metric)) for a, b in _pairs(row, other)]
+    if row.averages is not None or other.averages is not None:      # the pairs are lost, their means are not
+        return Difference(row.stat(metric).mean - other.stat(metric).mean, None, None, 0)
+    pairs = [(getattr(a.mean, metric), getattr(b.mean, metric)) for a, b in _pairs(row, other)]
     values = np.array([a - b for a, b in pairs], dtype=np.float64)
     if not len(values):
         return Difference(math.nan, None, None, 0)
@@ -41,9 +47,9 @@ def difference(row: ResultRow, other: ResultRow, metric: str) -> Difference:
     return Difference(mean, mean - half, mean + half, len(values))
 
 
-def _pairs(row: ResultRow, other: ResultRow) -> Iterator[tuple[Records, Records]]:
+def _pairs(row: ResultRow, other: ResultRow) -> Iterator[tuple[Summary, Summary]]:
     for order in (order for order in row.orders if order in other.orders):
-        mine, theirs = ({job.seed: job.records for job in r.jobs if job.order == order} for r in (row, other))
+        mine, theirs = ({job.seed: job.summary for job in r.jobs if job.order == order} for r in (row, other))
         for seed in dict.fromkeys((*mine, *theirs)):
             a, b = (found.get(seed, next(iter(found.values())) if len(found) == 1 else None) for found in (mine, theirs))
             if a is not None and b is not None:
@@ -59,7 +65,7 @@ def pair_table(section: Section) -> Table | None:
     for row in (row for row in rows if row is not reference):
         found = [difference(row, reference, name) for name in METRICS]
         cells = [_cell(how, d) for how, d in zip(METRICS.values(), found, strict=True)]
-        lines.append(Line(marked(row), (*cells, Cell(str(found[0].n)))))
+        lines.append(Line(marked(row), (*cells, Cell(str(found[0].n or NOTHING)))))
     return Table(
         name=f"{section.slug}-pairs",
         title=f"Compared with {marked(reference)}, {section.title}",
@@ -67,12 +73,33 @@ def pair_table(section: Section) -> Table | None:
         columns=(*(how.title for how in METRICS.values()), "pairs"),
         lines=tuple(lines),
         notes=(f"Row minus {reference.label}, over pairs of runs of the same order and seed; in brackets the 95 % interval "
-               "of the mean (Student's t). A row with one seed is paired with every seed.", *informed(rows)),
+               "of the mean (Student's t). A row with one seed is paired with every seed.",
+               *(["Where single runs were not kept, the difference of the averages, without pairs."]
+                 if any(row.averages for row in rows) else []), *informed(rows)),
     )  # fmt: skip
 
 
+def verdict(section: Section) -> str:
+    """What won, by how much, and at what cost, in a few sentences."""
+    best, rows = section.best(), [row for row in section.rows if row.jobs]
+    text = summary(section)
+    if best is None or len(rows) < 2:
+        return text
+    second = min((row for row in rows if row is not best), key=lambda row: row.stat("error").mean)
+    found = difference(best, second, "error")
+    how = METRICS["error"]
+    if math.isfinite(found.mean):
+        ends = "" if found.low is None or found.high is None else f" [{_text(how, found.low)}, {_text(how, found.high)}]"
+        over = f" over {found.n} {'pair' if found.n == 1 else 'pairs'} of runs" if found.n else ""
+        text += f" Difference to {marked(second)}: {_text(how, found.mean)} points{ends}{over}."
+    source = next((row for row in rows if row.method == "source" and row is not best), None)
+    times = [(row, 1000 * row.seconds) for row in (best, second, source) if row is not None and math.isfinite(row.seconds)]
+    told = dict.fromkeys(f"{row.label} {ms:.1f}" for row, ms in times)
+    return f"{text} Milliseconds per batch: {', '.join(told)}." if told else text
+
+
 def _cell(how: Metric, found: Difference) -> Cell:
-    if not found.n or not math.isfinite(found.mean):
+    if not math.isfinite(found.mean):
         return Cell(NOTHING)
     ends = "" if found.low is None or found.high is None else f"[{_text(how, found.low)}, {_text(how, found.high)}]"
     return Cell(_text(how, found.mean), ends)

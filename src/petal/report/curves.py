@@ -8,10 +8,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from petal.report.drawing import Drawing, brief, legend, legible, line_style, marker, new_figure, sparse_markers
-from petal.report.files import Floats, Records
 from petal.report.metric import METRICS
 from petal.report.palette import INK, RULE
-from petal.report.scores import ResultRow, Section
+from petal.report.records import Floats, Records
+from petal.report.rows import ResultRow
+from petal.report.scores import Section
 
 
 def _along(section: Section) -> list[tuple[ResultRow, str, list[Records]]]:
@@ -132,15 +133,17 @@ def stream(section: Section, metric: str = "error") -> Drawing | None:
 
 def visits(section: Section, metric: str = "error") -> Drawing | None:
     """A score by visit of a recurring stream, one line per method."""
-    along, how = _along(section), METRICS[metric]
+    how = METRICS[metric]
+    along = [(row, [run for run in row.runs if run.by_visit]) for row in section.rows]
+    along = [(row, runs) for row, runs in along if runs]
     if section.visits < 2 or not along:
         return None
     figure = new_figure(4.2)
     axes = figure.subplots()
     handles, ends = [], []
-    for row, label, runs in along:
-        count = int(max(r.visit.max() for r in runs)) + 1
-        table = np.array([[getattr(r.scores(visit=v), metric) for v in range(count)] for r in runs]) * how.scale
+    for row, runs in along:
+        label, count = row.label, min(len(run.by_visit) for run in runs)
+        table = np.array([[getattr(run.by_visit[v], metric) for v in range(count)] for run in runs]) * how.scale
         style, x = line_style(section, row), np.arange(1, count + 1)
         if len(runs) > 1:
             axes.fill_between(x, table.min(0), table.max(0), color=style["color"], alpha=0.18, linewidth=0)

@@ -16,7 +16,8 @@ from matplotlib.lines import Line2D
 
 from petal.errors import ConfigError
 from petal.report.palette import COLOURS, DASHES, GRID, INK, KNOWN, MARKERS
-from petal.report.scores import ResultRow, Section
+from petal.report.rows import ResultRow
+from petal.report.scores import Section
 from petal.report.tables import short
 
 FILE_TYPES = ("png", "svg", "pdf")

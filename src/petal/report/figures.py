@@ -14,8 +14,8 @@ from petal.report.panels import cost, heatmap, reliability, samples
 from petal.report.scores import Report, Section
 
 FIGURES: dict[str, Callable[[Section], Drawing | None]] = {
-    "visits": visits,
     "cost": cost,
+    "visits": visits,
     "stream": stream,
     "heatmap": heatmap,
     "reliability": reliability,

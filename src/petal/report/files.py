@@ -4,91 +4,24 @@ import json
 import math
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from petal.errors import DataError
-from petal.evaluate import Scores
+from petal.report.records import Floats, Records
+from petal.report.summaries import Averages, Summary, SummaryFile
 
 FORMAT = "petal-run-1"
 SWEEP = "petal-sweep-1"
 
-Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
-
 _NUMBERS = ("error", "nll", "brier", "confidence", "entropy")
 _OPTIONAL = {"restored": 0.0, "skipped": 0.0, "visit": 0.0,
              **dict.fromkeys(("seconds", "forwards", "backwards", "distance"), math.nan)}  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Records:
-    """The records of one job as columns, one entry per batch, in stream order."""
-
-    position: NDArray[np.int64]
-    domain: NDArray[np.str_]
-    severity: NDArray[np.int64]
-    n: Floats
-    error: Floats
-    nll: Floats
-    brier: Floats
-    confidence: Floats
-    entropy: Floats
-    calibration: Floats = field(repr=False)   # [batches, 3, bins]
-    views_used: Floats
-    restored: Floats
-    skipped: Floats
-    seconds: Floats
-    forwards: Floats                          # of samples through networks, in batches
-    backwards: Floats
-    distance: Floats
-    visit: Floats                             # number of the visit of all domains, from 0
-    alarms: Floats                            # of the guard, up to this batch
-
-    def __len__(self) -> int:
-        return len(self.position)
-
-    @cached_property
-    def domains(self) -> tuple[str, ...]:
-        """The domains in order of their first appearance."""
-        return tuple(dict.fromkeys(self.domain.tolist()))
-
-    @cached_property
-    def pairs(self) -> frozenset[tuple[str, int]]:
-        """Every (domain, severity) of the stream."""
-        return frozenset(zip(self.domain.tolist(), self.severity.tolist(), strict=True))
-
-    @cached_property
-    def visits(self) -> list[tuple[str, int, int]]:
-        """Every segment of one domain: its name, its first batch and the batch after its last."""
-        starts = [0, *(np.flatnonzero(self.domain[1:] != self.domain[:-1]) + 1).tolist(), len(self)]
-        return [(str(self.domain[a]), a, b) for a, b in pairwise(starts) if b > a]
-
-    @cached_property
-    def skipped_updates(self) -> int:
-        """Number of skipped updates. The column counts from the last reset of the method."""
-        before = np.concatenate([[0.0], self.skipped[:-1]])
-        return int(np.where(self.skipped >= before, self.skipped - before, self.skipped).sum())
-
-    def counts(self, where: Mask | None = None) -> Floats:
-        """Calibration counts [3, bins] summed over the batches `where`."""
-        chosen = self.calibration if where is None else self.calibration[where]
-        return np.asarray(chosen.sum(0))
-
-    def scores(self, domain: str | None = None, visit: int | None = None) -> Scores:
-        """Scores over all samples of a domain, of a visit, of both, or of the stream."""
-        where = np.ones(len(self), bool) if domain is None else self.domain == domain
-        if visit is not None:
-            where = where & (self.visit == visit)
-        n, error, nll, brier = (column[where].tolist() for column in (self.n, self.error, self.nll, self.brier))
-        return Scores.pooled(n, error, nll, brier, torch.from_numpy(self.counts(where)))
 
 
 @dataclass(frozen=True)
@@ -113,12 +46,25 @@ class JobFolder:
     options: Mapping[str, Any]
     finished: bool
     total: int | None
-    records: Records | None
+    records: Records | None                   # None too where only the summary was kept
+    told: Summary | None = None
+    averaged: Averages | None = None          # with others, where not even that
 
     @property
     def batches(self) -> int:
         """Number of batches on disk."""
         return 0 if self.records is None else len(self.records)
+
+    @cached_property
+    def summary(self) -> Summary | None:
+        """What tables need of it."""
+        return self.told if self.records is None else Summary.of(self.records)
+
+    @property
+    def pairs(self) -> frozenset[tuple[str, int]] | None:
+        """Every (domain, severity) of the stream, as far as is known."""
+        known = self.averaged.means if self.averaged is not None else self.summary
+        return None if known is None else known.pairs
 
     def samples(self) -> SampleImages | None:
         """The sample images, if the job kept some."""
@@ -179,6 +125,38 @@ def read_run(path: str | Path) -> RunFolder:
     if len(set(ids)) < len(ids):
         raise DataError(f"{file} lists the job {next(i for i in ids if ids.count(i) > 1)!r} twice")
     return RunFolder(path, manifest, read)
+
+
+def runs_of(file: SummaryFile) -> list[RunFolder]:
+    """The runs of a file of summaries, as if their folders were there."""
+    try:
+        averages: dict[tuple[str, str], Averages] = {}
+        for about in file.averages:
+            std = {name: float(value) for name, value in about["std"].items() if value is not None}
+            found = Averages(int(about["runs"]), Summary.from_json(about), std)
+            averages |= dict.fromkeys(map(tuple, about["jobs"]), found)
+        return [_told(file.path, run, averages) for run in file.runs]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{file.path} is no whole summary: {type(error).__name__}: {error}") from None
+
+
+def _told(path: Path, run: Mapping[str, Any], averages: Mapping[tuple[str, str], Averages]) -> RunFolder:
+    rows = {row["row"]: row for row in run["rows"]}
+    folder, jobs, entries = path.with_name(str(run["folder"])), [], []
+    for identifier, about in run["jobs"].items():
+        row = rows[about["row"]]
+        options = dict(row.get("options") or {})
+        entries.append({"id": identifier, **row, "order": about["order"], "seed": about["seed"]})
+        if row.get("reset_on_domain_change"):
+            options["reset_on_domain_change"] = True
+        jobs.append(JobFolder(
+            folder=folder / "jobs" / identifier, id=identifier, row=str(row["row"]), method=str(row["method"]),
+            label=str(row["label"]), order=_plain(about["order"]), seed=_plain(about["seed"]), options=options,
+            finished=True, total=about.get("batches"), records=None,
+            told=Summary.from_json(about) if "error" in about else None,
+            averaged=averages.get((str(run["folder"]), identifier)),
+        ))  # fmt: skip
+    return RunFolder(folder, {**run["manifest"], "jobs": entries}, tuple(jobs))
 
 
 def _read_job(run: Path, file: Path, entry: Any) -> JobFolder:
@@ -288,6 +266,7 @@ def _read_records(file: Path, finished: bool) -> Records | None:
         columns["calibration"].append(counts)
         columns["views_used"].append(float(bool(value.get("views_used"))))
         guard = value.get("guard")
+        columns["learned"].append(float(value.get("learned", True) is not False))
         columns["alarms"].append(_number(f"{where}: guard", guard, "alarms", 0.0) if isinstance(guard, dict) else 0.0)
         for name in _NUMBERS:
             columns[name].append(_number(where, value, name))

@@ -14,11 +14,12 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from petal._version import __version__
-from petal.report.compare import rank_table
-from petal.report.contents import tables
+from petal.report.compare import rank_table, verdict
+from petal.report.contents import details, first, rest, tables
 from petal.report.metric import METRICS, Stat
 from petal.report.scores import Report, Section
-from petal.report.tables import Line, Table, domain_table, options_table, paper_values, run_tables, short, summary
+from petal.report.summaries import FORMAT, to_text
+from petal.report.tables import Line, Table, options_table, paper_values, run_tables, short
 
 Links = Mapping[str, Sequence[tuple[str, str, str]]]   # section -> (title, caption, address) of its figures
 
@@ -100,7 +101,8 @@ def terminal(report: Report, metrics: Iterable[str] = ("error",), paper: bool = 
         for table in tables(section, metrics, paper):
             parts.append(TerminalTable(table))
         parts += [Text(f"• {note}", style="dim") for note in section.notes()]
-        parts += [Text(""), Text(summary(section), style="bold"), Text("")]
+        parts += [Text(""), Text(verdict(section), style="bold"), Text("")]
+    parts += [line for remark in report.remarks for line in (Text(remark), Text(""))]
     return Group(*parts[:-1])
 
 
@@ -139,25 +141,31 @@ def markdown_table(table: Table) -> str:
 def markdown(
     report: Report, metrics: Iterable[str] = tuple(METRICS), paper: bool = False, figures: Links | None = None
 ) -> str:
-    """A complete page: results, notes, figures if given, and what was run."""
+    """A complete page: verdicts, then a table, a figure and the rest for each section, by domain, and what was run."""
     metrics = tuple(metrics)
-    out = [f"# {escape_markdown(report.title)}", _made_by(), *map(escape_markdown, report.notes)]
+    out = [f"# {escape_markdown(report.title)}", *map(escape_markdown, report.notes)]
+    if len(report.sections) > 1:
+        out.append("\n".join(f"- {escape_markdown(f'{s.title}. {verdict(s)}')}" for s in report.sections))
+    for section in report.sections:
+        drawings = [_markdown_figure(*drawing) for drawing in (figures or {}).get(section.slug, ())]
+        out += [f"## {escape_markdown(section.title)}", escape_markdown(verdict(section)), _markdown_part(first(section))]
+        out += drawings[:1]
+        out += ["### Before you use the numbers", "\n".join(f"- {escape_markdown(note)}" for note in section.notes())]
+        out += [_markdown_part(table) for table in rest(section, metrics, paper)] + drawings[1:]
     ranks = rank_table(report)
-    if ranks is not None:
-        out.append(_markdown_part(ranks))
-    for section in report.sections:
-        out.append(f"## {escape_markdown(section.title)}")
-        out.append(escape_markdown(summary(section)))
-        out.append("\n".join(f"- {escape_markdown(note)}" for note in section.notes()))
-        out += [_markdown_part(table) for table in tables(section, metrics[:1], paper)]
-        for title, caption, address in (figures or {}).get(section.slug, ()):
-            out += [f"### {escape_markdown(title)}", f"![{escape_markdown(title)}]({address})", escape_markdown(caption)]
-        out += [_markdown_part(domain_table(section, metric)) for metric in metrics[1:]]
+    out += [] if ranks is None else ["## Over all streams", _markdown_part(ranks)]
+    if report.remarks:
+        out += ["## Remarks", *map(escape_markdown, report.remarks)]
+    out.append("## By domain")
+    out += [_markdown_part(table) for section in report.sections for table in details(section, metrics, paper)]
     out.append("## What was run")
-    for section in report.sections:
-        out.append(_markdown_part(options_table(section)))
-    out += map(_markdown_part, run_tables(report))
-    return "\n\n".join(out) + "\n"
+    out += [_markdown_part(options_table(section)) for section in report.sections]
+    return "\n\n".join([*out, *map(_markdown_part, run_tables(report)), _made_by()]) + "\n"
+
+
+def _markdown_figure(title: str, caption: str, address: str) -> str:
+    name = escape_markdown(title)
+    return f"### {name}\n\n![{name}]({address})\n\n{escape_markdown(caption)}"
 
 
 def _markdown_part(table: Table) -> str:
@@ -166,7 +174,7 @@ def _markdown_part(table: Table) -> str:
 
 
 def _made_by() -> str:
-    return f"Made by `petal report` (petal {__version__}) from the records of the runs listed at the end."
+    return "Made by `petal report` from the records of these runs."
 
 
 # LaTeX
@@ -221,6 +229,7 @@ def latex(report: Report, metrics: Iterable[str] = ("error",), paper: bool = Fal
     out = [rf"% {_comment(report.title)}", f"% Made by petal report (petal {__version__}).",
            r"% Needs \usepackage{booktabs} and \usepackage{graphicx}.",
            *(f"% {_comment(note)}" for note in report.notes)]
+    out += [f"% {_comment(remark)}" for remark in report.remarks]
     ranks = rank_table(report)
     if ranks is not None:
         out += ["", latex_table(ranks)]
@@ -275,10 +284,34 @@ def to_json(report: Report, metrics: Iterable[str] = tuple(METRICS), paper: bool
         "title": report.title,
         "petal": __version__,
         "notes": report.notes,
+        "remarks": report.remarks,
         "sections": [_section(section, metrics, paper) for section in report.sections],
         "runs": [{"folder": str(folder.path), "manifest": folder.manifest} for folder in report.folders],
     }
     return json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False, default=str) + "\n"
+
+
+def to_summary(report: Report) -> str:
+    """The summaries of the finished runs as data, from which `load` makes the same report again without the records."""
+    runs = []
+    for folder in report.folders:
+        kept = {job.id: job.summary for job in folder.jobs if job.finished}
+        rows, jobs = dict[str, Any](), dict[str, Any]()
+        for about in folder.manifest["jobs"]:
+            if about["id"] in kept:
+                found = kept[about["id"]]
+                own = {"row": about["row"], "order": about.get("order"), "seed": about.get("seed")}
+                jobs[about["id"]] = own | ({} if found is None else found.to_json())
+                rows[about["row"]] = {name: value for name, value in about.items() if name not in ("id", "order", "seed")}
+        manifest = {name: value for name, value in folder.manifest.items() if name != "jobs"}
+        runs.append({"folder": folder.name, "manifest": manifest, "rows": list(rows.values()), "jobs": jobs})
+    averages = [
+        {"jobs": [[job.folder.parents[1].name, job.id] for job in row.jobs], "runs": row.averages.runs,
+         "std": row.averages.std, **row.averages.means.to_json()}
+        for section in report.sections for row in section.rows if row.averages is not None
+    ]  # fmt: skip
+    data = {"format": FORMAT, "title": report.title, "notes": report.notes, "remarks": report.remarks, "runs": runs}
+    return to_text(_finite(data | ({"averages": averages} if averages else {}))) + "\n"
 
 
 def _section(section: Section, metrics: Sequence[str], paper: bool) -> dict[str, Any]:
@@ -294,13 +327,14 @@ def _section(section: Section, metrics: Sequence[str], paper: bool) -> dict[str,
             "alarms": row.alarms,
             "images": row.images, "views_share": row.views_share, "restored_share": row.restored_share,
             "forwards": row.forwards, "backwards": row.backwards, "median_seconds": row.seconds, "skipped": row.skipped,
+            "learned_share": row.learned_share,
         }  # fmt: skip
         if paper:
             entry["paper"] = {name: {"mean": value.mean, "std": value.std, "table": number,
                                      "difference": row.stat(name).mean - value.mean}
                               for name, (value, number) in paper_values(section, row).items()}
         rows.append(entry)
-    return {"title": section.title, "recipe": section.recipe, "domains": section.domains,
+    return {"title": section.title, "protocol": section.protocol, "recipe": section.recipe, "domains": section.domains,
             "headings": [short(domain) for domain in section.domains], "rows": rows, "notes": section.notes()}  # fmt: skip
 
 

@@ -6,7 +6,8 @@ from typing import Any
 from petal._files import replacing
 from petal._optional import optional
 from petal.errors import DataError
-from petal.report.files import JobFolder, Records, RunFolder
+from petal.report.files import JobFolder, RunFolder
+from petal.report.records import Records
 from petal.report.scores import Report
 
 _COLUMNS = tuple(name for name in Records.__dataclass_fields__ if name not in ("calibration", "views_used"))

@@ -11,20 +11,20 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from petal._files import replacing
 from petal._version import __version__
 from petal.errors import DataError
-from petal.report.compare import rank_table
-from petal.report.contents import tables
+from petal.report.compare import rank_table, verdict
+from petal.report.contents import details, first, rest
 from petal.report.figures import draw
 from petal.report.metric import METRICS
 from petal.report.scores import Report, load
-from petal.report.tables import domain_table, options_table, run_tables, summary
+from petal.report.tables import options_table, run_tables
 
 _PAGE = Environment(
     loader=PackageLoader("petal.report", "page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
     lstrip_blocks=True, keep_trailing_newline=True,
 )  # fmt: skip
-_PAGE.globals |= {"summary": summary, "tables": tables, "draw": draw, "domain_table": domain_table,
-                  "options_table": options_table, "run_tables": run_tables,
-                  "rank_table": rank_table, "version": __version__}  # fmt: skip
+_PAGE.globals |= {"verdict": verdict, "first": first, "rest": rest, "details": details, "draw": draw,
+                  "options_table": options_table, "run_tables": run_tables, "rank_table": rank_table,
+                  "version": __version__}  # fmt: skip
 
 
 def write_html(
@@ -53,9 +53,10 @@ def html(
     report: Report, *, paper: bool = False, metrics: Iterable[str] = tuple(METRICS), title: str | None = None
 ) -> str:
     """The page as text. Everything that comes from files is escaped by the template."""
-    links = [(f"s{n}", section.title) for n, section in enumerate(report.sections, 1)] + [("run", "What was run")]
+    links = [(f"s{n}", section.title) for n, section in enumerate(report.sections, 1)]
+    links += [("domains", "By domain"), ("run", "What was run")]
     if len(report.sections) == 1:
-        links = [("s1", "Results"), ("s1-figures", "Figures"), ("run", "What was run")]
+        links = [("s1", "Results"), ("s1-rest", "Details"), ("domains", "By domain"), ("run", "What was run")]
     values = {"report": report, "title": title or report.title, "subtitle": _subtitle(report), "links": links}
     return _PAGE.get_template("page.html").render(values, metrics=tuple(metrics), paper=paper)
 
@@ -63,11 +64,11 @@ def html(
 def _subtitle(report: Report) -> str:
     rows = [row for section in report.sections for row in section.rows]
     runs = sum(len(row.jobs) + len(row.unfinished) for row in rows)
-    finished = [records for row in rows for records in row.records]
-    images = sum(int(records.n.sum()) for records in finished)
+    finished = sum(row.count for row in rows)
+    images = sum(row.count * row.images for row in rows)
     created = sorted(str(folder.manifest["created"]) for folder in report.folders if folder.manifest.get("created"))
     made = [created[0][:16].replace("T", " ")] if created else []
     known = [folder.manifest.get("device_name") or folder.manifest.get("device") for folder in report.folders]
     devices = dict.fromkeys(str(name) for name in known if name)
-    parts = [f"{len(rows)} methods", f"{len(finished)} of {runs} runs finished", f"{images:,} predictions"]
+    parts = [f"{len(rows)} methods", f"{finished} of {runs} runs finished", f"{images:,} predictions"]
     return " · ".join([*parts, *devices, *made])

@@ -13,7 +13,8 @@ from petal.report.drawing import WIDTH, Drawing, brief, legible, line_style, mar
 from petal.report.files import JobFolder, SampleImages
 from petal.report.metric import METRICS
 from petal.report.palette import BLUE, GAP, HEAT, INK, RULE, SHARE, VERMILION
-from petal.report.scores import ResultRow, Section
+from petal.report.rows import ResultRow
+from petal.report.scores import Section
 
 _FEW = 0.002   # bins of the reliability diagram with a smaller share of the samples are mostly noise
 
@@ -47,19 +48,20 @@ def cost(section: Section) -> Drawing | None:
 
 
 def _label(axes: Axes, labels: list[tuple[tuple[float, float], str, bool]], space: float = 10.0) -> None:
-    """Names beside their points, in bold where asked for; moved up, with a line to the point, where they would overlap."""
+    """Names beside their points, in bold where asked for; where they would overlap, moved, with a line to the point."""
     per_point = axes.figure.dpi / 72
-    at = [tuple(axes.transData.transform(point) / per_point) for point, _, _ in labels]
-    taken = [(x - 4, x + 4, y) for x, y in at]          # what is there: the points, and the labels so far
-    for (x, y), (point, text, bold) in sorted(zip(at, labels, strict=True), key=lambda each: each[0][1]):
-        start, end, place = x + 5, x + 7 + 5.2 * len(text), y
-        for left, right, other in sorted(taken, key=lambda label: label[2]):
-            if start < right and left < end and abs(place - other) < space:
-                place = other + space
+    axes.set_axisbelow(True)
+    places = [axes.transData.transform(point) / per_point for point, _, _ in labels]
+    taken: list[tuple[float, float, float]] = [(x - 4, x + 4, y) for x, y in places]     # no label hides a point
+    for point, text, bold in sorted(labels, key=lambda label: label[0][1]):
+        x, y = axes.transData.transform(point) / per_point
+        start, end = x + 7, x + 7 + 5.2 * len(text)
+        near = [y + sign * space * n for n in range(len(labels) + 1) for sign in (1, -1)]
+        place = next((p for p in near if not any(a < end and start < b and abs(p - at) < space for a, b, at in taken)), y)
         taken.append((start, end, place))
-        line = {"arrowstyle": "-", "color": RULE, "linewidth": 0.6} if place > y else None
+        line = {"arrowstyle": "-", "color": RULE, "linewidth": 0.6} if place != y else None
         axes.annotate(text, point, xytext=(7, place - y - 3), textcoords="offset points", fontsize=8.5,
-                      fontweight="bold" if bold else "normal", arrowprops=line,
+                      fontweight="bold" if bold else "normal", arrowprops=line, zorder=1.5,
                       bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.4})  # fmt: skip
 
 
@@ -99,17 +101,18 @@ def heatmap(section: Section, metric: str = "error") -> Drawing | None:
 
 def reliability(section: Section) -> Drawing | None:
     """Accuracy against confidence, one panel per method."""
-    rows = [row for row in section.rows if row.jobs]
-    if not rows:
+    rows = [(row, row.calibration) for row in section.rows if row.jobs]
+    drawn = [(row, counts) for row, counts in rows if counts is not None]
+    if not drawn:
         return None
-    columns = min(4, len(rows))
-    lines = math.ceil(len(rows) / columns)
+    columns = min(4, len(drawn))
+    lines = math.ceil(len(drawn) / columns)
     figure = new_figure(0.4 + 2.45 * lines, 2.25 * columns)
     panels = np.asarray(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False))
-    for panel in panels.flat[len(rows):]:
+    for panel in panels.flat[len(drawn):]:
         panel.set_visible(False)
-    for row, panel in zip(rows, panels.flat, strict=False):
-        count, confidence, correct = row.calibration
+    for (row, counts), panel in zip(drawn, panels.flat, strict=False):
+        count, confidence, correct = counts
         edges = np.linspace(0, 1, len(count) + 1)
         some = count > 0
         safe = np.where(some, count, 1)
@@ -132,10 +135,10 @@ def reliability(section: Section) -> Drawing | None:
         panel.set_xticks([0, 0.5, 1], ["0", ".5", "1"])
         panel.set_yticks([0, 0.5, 1], ["0", ".5", "1"])
     for column in range(columns):   # the lowest panel of each column has the numbers
-        panels[(len(rows) - 1 - column) // columns, column].tick_params(labelbottom=True)
+        panels[(len(drawn) - 1 - column) // columns, column].tick_params(labelbottom=True)
     figure.supxlabel("confidence", fontsize=9.5)
     figure.supylabel("accuracy", fontsize=9.5)
-    figures = "; ".join(f"{row.label} {METRICS['ece'].text(row.stat('ece').mean)}" for row in rows)
+    figures = "; ".join(f"{row.label} {METRICS['ece'].text(row.stat('ece').mean)}" for row, _ in drawn)
     caption = ("Accuracy (line) against confidence; on the dashed diagonal a method is right as often as it claims. "
                f"Hatched: the gap. Hollow: bins with fewer than 20 samples or {_FEW:.1%}. Grey: share of the samples with "
                f"that confidence. ECE: {figures}.")

@@ -9,140 +9,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from petal.errors import DataError
-from petal.evaluate import Scores
-from petal.report.files import Floats, JobFolder, Records, RunFolder, read_run, run_folders
-from petal.report.metric import METRICS, Stat, stat
+from petal.report.files import JobFolder, RunFolder, read_run, run_folders, runs_of
+from petal.report.metric import METRICS
 from petal.report.paper import paper_name
+from petal.report.protocol import protocol_line
+from petal.report.rows import ResultRow
+from petal.report.summaries import read_summary
 from petal.runs import ORDER
 
 _ORDER = ("source", "bn", "pseudo-label", "tent", "cotta", "petal")
-
-
-@dataclass
-class ResultRow:
-    """One row of the tables: the finished jobs of one method with one setting, and those that are not finished."""
-
-    id: str
-    method: str
-    label: str
-    fidelity: str
-    options: Mapping[str, Any]
-    posterior: str
-    jobs: list[JobFolder] = field(default_factory=list)
-    unfinished: list[JobFolder] = field(default_factory=list)
-    folders: list[str] = field(default_factory=list)
-    paper: str | None = None
-
-    @cached_property
-    def key(self) -> tuple[str, ...]:
-        """What jobs must have in common to be averaged."""
-        options = json.dumps(self.options, sort_keys=True, default=str)
-        return self.id, self.method, self.label, self.fidelity, self.posterior, options
-
-    @property
-    def records(self) -> list[Records]:
-        """The records of every finished job."""
-        return [job.records for job in self.jobs if job.records is not None]
-
-    @cached_property
-    def _scores(self) -> dict[str | None, list[Scores]]:
-        domains = {domain for records in self.records for domain in records.domains}
-        return {domain: [records.scores(domain) for records in self.records] for domain in (None, *domains)}
-
-    def stat(self, metric: str, domain: str | None = None) -> Stat:
-        """A score over the runs: of the whole stream, or of one domain (over all its visits)."""
-        return stat(getattr(s, metric) for s in self._scores.get(domain, ()) if s.n)
-
-    def by_visit(self, metric: str) -> list[Stat]:
-        """A score over the runs for each visit of all domains."""
-        count = max((int(records.visit.max()) + 1 for records in self.records), default=0)
-        return [
-            stat(getattr(s, metric) for s in (records.scores(visit=visit) for records in self.records) if s.n)
-            for visit in range(count)
-        ]
-
-    @property
-    def ordered(self) -> bool:
-        """True if its answers use the order of the images."""
-        order = self.options.get("order")
-        return isinstance(order, Mapping) and not order.get("shuffled")
-
-    @property
-    def alarms(self) -> int | None:
-        """Alarms of the guard over all runs; None if there is no guard."""
-        return sum(int(records.alarms.max()) for records in self.records) if "guard" in self.options else None
-
-    @property
-    def seeds(self) -> list[str]:
-        """The seeds of the finished jobs."""
-        return list(dict.fromkeys(job.seed for job in self.jobs))
-
-    @property
-    def orders(self) -> list[str]:
-        """The orders of the finished jobs."""
-        return list(dict.fromkeys(job.order for job in self.jobs))
-
-    @property
-    def over(self) -> str:
-        """What the runs are averaged over, for example "5 seeds"."""
-        seeds, orders = len(self.seeds), len(self.orders)
-        if not self.jobs:
-            return "unfinished" if self.unfinished else "none"
-        if len(self.jobs) == 1:
-            return "1 run"
-        if orders == 1:
-            return f"{len(self.jobs)} seeds"
-        return f"{len(self.jobs)} orders" if seeds == 1 else f"{len(self.jobs)} runs ({orders} orders, {seeds} seeds)"
-
-    @property
-    def images(self) -> int:
-        """Images per run."""
-        return max((int(records.n.sum()) for records in self.records), default=0)
-
-    @property
-    def views_share(self) -> float:
-        """Share of batches whose prediction used augmented views."""
-        return _mean(records.views_used for records in self.records)
-
-    @property
-    def restored_share(self) -> float:
-        """Mean share of the weights restored per batch."""
-        return _mean(records.restored for records in self.records)
-
-    @property
-    def seconds(self) -> float:
-        """Median seconds per batch."""
-        times = np.concatenate([records.seconds for records in self.records] or [np.zeros(0)])
-        times = times[np.isfinite(times)]
-        return float(np.median(times)) if len(times) else math.nan
-
-    @property
-    def forwards(self) -> float:
-        """Mean number of forward passes per batch; NaN for records of before they were counted."""
-        return _mean(records.forwards for records in self.records)
-
-    @property
-    def backwards(self) -> float:
-        """Mean number of backward passes per batch."""
-        return _mean(records.backwards for records in self.records)
-
-    @property
-    def skipped(self) -> int:
-        """Updates skipped, over all runs."""
-        return sum(records.skipped_updates for records in self.records)
-
-    @property
-    def calibration(self) -> Floats:
-        """Calibration counts [3, bins] over all runs."""
-        return np.asarray(sum((records.counts() for records in self.records), np.zeros(1)))
-
-
-def _mean(columns: Iterable[Floats]) -> float:
-    values = list(columns)
-    return float(np.concatenate(values).mean()) if values else math.nan
 
 
 @dataclass
@@ -160,8 +36,9 @@ class Section:
     @cached_property
     def domains(self) -> tuple[str, ...]:
         """Domains in the order of the first finished run."""
-        jobs = [job for row in self.rows for job in row.jobs] or [job for row in self.rows for job in row.unfinished]
-        return tuple(dict.fromkeys(d for job in jobs if job.records is not None for d in job.records.domains))
+        runs = [run for row in self.rows for run in row.runs]
+        runs = runs or [job.summary for row in self.rows for job in row.unfinished if job.summary is not None]
+        return tuple(dict.fromkeys(domain for run in runs for domain in run.by_domain))
 
     @cached_property
     def order(self) -> str:
@@ -179,13 +56,20 @@ class Section:
     @cached_property
     def gradual(self) -> bool:
         """True if severities change along the stream."""
-        return any(len(set(records.severity.tolist())) > 1 for row in self.rows for records in row.records)
+        return any(len({severity for _, severity in run.pairs}) > 1 for row in self.rows for run in row.runs)
 
     @cached_property
     def visits(self) -> int:
         """How often each domain is visited: 1 unless the stream recurs."""
-        jobs = [job for row in self.rows for job in (*row.jobs, *row.unfinished) if job.records is not None]
-        return max((int(job.records.visit.max()) + 1 for job in jobs if job.records is not None), default=1)
+        begun = [job.summary for row in self.rows for job in row.unfinished if job.summary is not None]
+        return max((len(run.by_visit) for run in (*begun, *(run for row in self.rows for run in row.runs))), default=0) or 1
+
+    @property
+    def protocol(self) -> str:
+        """How the runs were evaluated, in one line."""
+        names = dict.fromkeys(str(folder.manifest.get("protocol") or "none") for folder in self.folders)
+        alike = f" Runs under the names {', '.join(names)}, which are the same here." if len(names) > 1 else ""
+        return protocol_line(self.manifest) + alike
 
     @property
     def classes(self) -> Sequence[str] | None:
@@ -209,20 +93,26 @@ class Section:
         for row in self.rows:
             for job in row.unfinished:
                 so_far = "no batch yet"
-                if job.records is not None:
+                if job.summary is not None:
                     batches = f"{job.batches} of {job.total}" if job.total else str(job.batches)
-                    so_far = f"{batches} batches on disk, error so far {100 * job.records.scores().error:.2f} %"
+                    so_far = f"{batches} batches on disk, error so far {100 * job.summary.mean.error:.2f} %"
                 notes.append(f"Unfinished, and in no average: {row.label}, {_which(job)} ({so_far}).")
-        single = [row.label for row in rows if len(row.jobs) == 1]
+        single = [row.label for row in rows if row.count == 1]
         if single and len(single) == len(rows):
             notes.append("One run per method: there is no standard deviation, and small differences mean nothing.")
         elif single:
             notes.append(f"One run only, so no standard deviation: {', '.join(single)}.")
-        several = [row for row in rows if len(row.jobs) > 1]
+        several = [row for row in rows if row.count > 1]
         if several:
             counts = {row.over for row in several}
             over = f"over {counts.pop()}" if len(counts) == 1 else "over the runs that the table of all scores names"
             notes.append(f"In brackets: the sample standard deviation of the runs' means, {over}.")
+        lost = [row.label for row in rows if row.averages is not None]
+        if lost:
+            notes.append(f"Only averages over runs were kept, and not the single runs, of {', '.join(lost)}.")
+        orders = {tuple(row.orders) for row in rows}
+        if len(orders) > 1:
+            notes.append("The rows were not all run over the same orders: see the orders and seeds of each.")
         notes += [f"{row.label} skipped {row.skipped} {'update' if row.skipped == 1 else 'updates'}: the loss or a gradient "
                   "was not finite." for row in rows if row.skipped]
         for row in rows:
@@ -236,14 +126,14 @@ class Section:
         if len(self.orders) > 1:
             notes.append(f"{len(self.orders)} orders of the domains: columns stand in the order of the first, "
                          f"figures along the stream show order {self.order}.")
-        sizes = {tuple(int(r.n[r.domain == d].sum()) for d in self.domains) for row in rows for r in row.records}
+        sizes = {tuple(run.by_domain[d].n if d in run.by_domain else 0 for d in self.domains)
+                 for row in rows for run in row.runs}
         if len(sizes) > 1:
             notes.append("The runs do not all have the same number of images in every domain.")
         elif sizes and len(set(next(iter(sizes)))) > 1:
             notes.append("Domains differ in size: the mean is over all images, not over the columns.")
         if self.gradual:
-            pairs = {sum(len(np.flatnonzero(np.diff(r.severity[a:b]))) + 1 for _, a, b in r.visits)
-                     for row in rows for r in row.records}
+            pairs = {run.steps for row in rows for run in row.runs}
             notes.append("Severity changes along the stream: every number is an average over all the pairs of domain and "
                          f"severity ({', '.join(map(str, sorted(pairs)))} in a run).")
         notes.append("The mean ECE is computed over all images of a run together; it is not the mean of the columns.")
@@ -266,23 +156,31 @@ class Report:
     sections: tuple[Section, ...]
     title: str = "Lifelong test-time adaptation"
     notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()       # what is said after the results
 
 
-def load(*runs: str | Path, title: str | None = None, notes: Iterable[str] = (), against: str | None = None) -> Report:
-    """Read run folders, or those of sweeps, and sort their jobs into tables.
+def load(
+    *runs: str | Path, title: str | None = None, notes: Iterable[str] = (), remarks: Iterable[str] = (),
+    against: str | None = None,
+) -> Report:  # fmt: skip
+    """Read run folders, those of sweeps, or files of summaries (`to_summary`), and sort their jobs into tables.
 
     Jobs share a row if method, options, fidelity and posterior are the same; they share a table if benchmark, data,
     source network, severity, batch size and domains are. The same (order, seed) in two folders gives two rows, never an
-    average of a run with itself. Jobs that are not finished are kept apart. `notes` are texts to show at the top,
-    `against` is the row that others are compared with, by default the best of each table.
+    average of a run with itself. Jobs that are not finished are kept apart. `notes` are texts to show at the top, `remarks`
+    at the end; those of files come first. `against` is the row that others are compared with, by default the best of each
+    table.
     """
     if not runs:
         raise DataError("nothing to report: give at least one run folder")
+    files = [read_summary(Path(given)) for given in runs if Path(given).is_file()]
     folders: list[RunFolder] = []
-    for run in (folder for given in runs for folder in run_folders(given)):
-        if any(Path(run).resolve() == folder.path.resolve() for folder in folders):
-            raise DataError(f"{run} is given twice")
-        folders.append(read_run(run))
+    for given in runs:
+        found = runs_of(read_summary(Path(given))) if Path(given).is_file() else map(read_run, run_folders(given))
+        for folder in found:
+            if any(folder.path.resolve() == known.path.resolve() for known in folders):
+                raise DataError(f"{folder.path} is given twice")
+            folders.append(folder)
     sections = _sections(folders)
     for section in sections:
         _finish(section)
@@ -296,10 +194,13 @@ def load(*runs: str | Path, title: str | None = None, notes: Iterable[str] = (),
             section.title = f"{section.title} ({_differs(section, sections) or number})"
         alone = [s.recipe for s in sections].count(section.recipe) == 1
         section.slug = re.sub(r"[^\w.-]+", "-", section.recipe if alone else f"{section.recipe}-{number}")
+    title = title or next((file.title for file in files if file.title), None)
+    notes = [*(note for file in files for note in file.notes), *notes]
+    remarks = [*(remark for file in files for remark in file.remarks), *remarks]
     if title is None:
         title = "Lifelong test-time adaptation"
         title += f": {sections[0].title}" if len(sections) == 1 else ""
-    return Report(tuple(folders), tuple(sections), title, tuple(notes))
+    return Report(tuple(folders), tuple(sections), title, tuple(notes), tuple(remarks))
 
 
 def _sections(folders: list[RunFolder]) -> list[Section]:
@@ -307,8 +208,8 @@ def _sections(folders: list[RunFolder]) -> list[Section]:
     jobs = [(folder, job) for folder in folders for job in folder.jobs]
     for folder, job in sorted(jobs, key=lambda pair: not pair[1].finished):
         base = json.dumps(_setting(folder.manifest), sort_keys=True)
-        if job.finished and job.records is not None:
-            key: tuple[str, object] = (base, job.records.pairs)
+        if job.finished and job.pairs is not None:
+            key: tuple[str, object] = (base, job.pairs)
         else:
             key = next((key for key in sections if key[0] == base), (base, None))
         section = sections.setdefault(key, Section(str(folder.manifest.get("recipe") or "run"), folder.manifest, []))
@@ -320,7 +221,7 @@ def _sections(folders: list[RunFolder]) -> list[Section]:
 
 def _setting(manifest: Mapping[str, Any]) -> dict[str, Any]:
     names = ("recipe", "stream", "stream_seed", "shuffle", "severity", "batch_size", "images", "visits", "label_correlation",
-             *ORDER, "network")  # fmt: skip
+             *ORDER, "reset_per_domain", "after", "rate", "rate_source_ms", "network")  # fmt: skip
     setting = {name: manifest.get(name) for name in names}
     return setting | {name: _fingerprint(manifest.get(name)) for name in ("data", "weights")}
 
@@ -350,7 +251,8 @@ def _add(section: Section, folder: RunFolder, job: JobFolder) -> None:
     fidelity = str(folder.manifest.get("fidelity") or "")
     posterior = json.dumps(_fingerprint(folder.manifest.get("posterior")), sort_keys=True) if job.method == "petal" else ""
     options = {name: value for name, value in job.options.items() if name != "seed"}
-    fresh = ResultRow(job.row, job.method, job.label, fidelity, options, posterior, paper=paper_name(job.row, job.label))
+    fresh = ResultRow(job.row, job.method, job.label, fidelity, options, posterior, paper=paper_name(job.row, job.label),
+                      averages=job.averaged)  # fmt: skip
     for row in section.rows:
         if row.key != fresh.key:
             continue
@@ -383,10 +285,11 @@ def _finish(section: Section) -> None:
     usual = max(dict.fromkeys(fidelities), key=fidelities.count)   # the fidelity of most rows is not named
     for label in dict.fromkeys(row.label for row in section.rows):
         _tell_apart([row for row in section.rows if row.label == label], usual)
-    severity = section.manifest.get("severity")
+    severity, name = section.manifest.get("severity"), section.manifest.get("protocol")
     section.title = str(section.manifest.get("title") or section.recipe)
     if severity not in (None, "", "gradual") and not section.gradual:
         section.title += f", severity {severity}"
+    section.title += f", protocol {name}" if name else ""
 
 
 def _tell_apart(rows: list[ResultRow], usual: str) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 from petal.corruptions import CORRUPTIONS
 from petal.report.metric import METRICS, Metric, Stat
 from petal.report.paper import Published, Value, lookup, published
-from petal.report.scores import Report, ResultRow, Section, flatten
+from petal.report.rows import ResultRow
+from petal.report.scores import Report, Section, flatten
 from petal.runs import ORDER
 
 SHORT = dict(
@@ -155,12 +156,17 @@ def visit_table(section: Section, metric: str = "error") -> Table:
 def metric_table(section: Section) -> Table:
     """Every score of each method over the whole stream, as in the paper's Tables 3 to 6."""
     columns = _mark([[_cell(how, row.stat(how.name)) for row in section.rows] for how in METRICS.values()])
+    told = ["ms per batch"]
+    columns.append([Cell(f"{1000 * row.seconds:.1f}" if math.isfinite(row.seconds) else NOTHING) for row in section.rows])
+    if section.manifest.get("rate"):
+        told.append("learned from")
+        columns.append([Cell(f"{100 * row.learned_share:.1f} %" if row.jobs else NOTHING) for row in section.rows])
     columns.append([Cell(row.over) for row in section.rows])
     return Table(
         name=f"{section.slug}-metrics",
         title=f"All scores, {section.title}",
         corner="Method",
-        columns=(*(how.title for how in METRICS.values()), "averaged over"),
+        columns=(*(how.title for how in METRICS.values()), *told, "averaged over"),
         lines=_lines(section.rows, columns),
         notes=informed(section.rows),
     )
@@ -171,25 +177,29 @@ def cost_table(section: Section) -> Table:
 
     def cells(row: ResultRow) -> list[Cell]:
         if not row.jobs:
-            return [Cell(NOTHING)] * 8
+            return [Cell(NOTHING)] * len(columns)
         return [
             Cell(f"{row.images:,}"),
-            Cell(f"{sum(len(r) for r in row.records) // len(row.jobs):,}"),
+            Cell(f"{row.batches:,}"),
             Cell(_passes(row.forwards)),
             Cell(_passes(row.backwards)),
             Cell(f"{row.views_share:.1%}".replace("%", " %")),
             Cell(f"{100 * row.restored_share:.2f} %"),
             Cell(f"{1000 * row.seconds:.1f}" if math.isfinite(row.seconds) else NOTHING),
             Cell(str(row.skipped)),
+            *([Cell(f"{100 * row.learned_share:.1f} %")] if missed else []),
         ]
 
+    missed = bool(section.manifest.get("rate"))
+    columns = ("images per run", "batches per run", "forwards per batch", "backwards per batch", "batches with views",
+               "restored per batch", "ms per batch (median)", "updates skipped",
+               *(["batches learned from"] if missed else []))  # fmt: skip
     by_row = [cells(row) for row in section.rows]
     return Table(
         name=f"{section.slug}-cost",
         title=f"Cost, {section.title}",
         corner="Method",
-        columns=("images per run", "batches per run", "forwards per batch", "backwards per batch", "batches with views",
-                 "restored per batch", "ms per batch (median)", "updates skipped"),
+        columns=columns,
         lines=_lines(section.rows, list(zip(*by_row, strict=True))),
         notes=informed(section.rows),
     )  # fmt: skip
@@ -201,12 +211,13 @@ def _passes(count: float) -> str:
 
 def paper_tables(section: Section) -> list[Table]:
     """The paper's numbers for this benchmark: ours compared with them, and its own table by corruption."""
-    tables = []
-    for table in published(section.recipe):
-        if table.by_domain:
-            tables.append(_published_table(section, table))
-    compared = _comparison(section)
-    return [*([compared] if compared else []), *tables]
+    compared = comparison(section)
+    return [*([compared] if compared else []), *published_tables(section)]
+
+
+def published_tables(section: Section) -> list[Table]:
+    """The paper's own tables by corruption for this benchmark."""
+    return [_published_table(section, table) for table in published(section.recipe) if table.by_domain]
 
 
 def paper_values(section: Section, row: ResultRow) -> dict[str, tuple[Value, int]]:
@@ -219,7 +230,8 @@ def paper_values(section: Section, row: ResultRow) -> dict[str, tuple[Value, int
     return found
 
 
-def _comparison(section: Section) -> Table | None:
+def comparison(section: Section) -> Table | None:
+    """Our scores beside the paper's; None if it has none of these rows."""
     tables = published(section.recipe)
     metrics = [m for m in METRICS.values() if any(m.name in scores for t in tables for scores in t.scores.values())]
     rows = [row for row in section.rows if row.jobs and paper_values(section, row)]

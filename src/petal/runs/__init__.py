@@ -12,9 +12,10 @@
     (30, 'gaussian_noise', 4)
 """
 
-from petal.runs.experiment import ORDER, Experiment, OpenExperiment
+from petal.runs.experiment import ORDER, WAYS, Experiment, OpenExperiment
 from petal.runs.job import Job, JobProgress, jobs_for, run_job
 from petal.runs.manifest import make_manifest, open_run, read_manifest
+from petal.runs.protocols import PROTOCOLS, Protocol, protocol
 from petal.runs.records import read_records, score
 from petal.runs.tracking import Tracking
 from petal.runs.tuning import ALPHAS, DELTAS, Trial, tune
@@ -23,15 +24,19 @@ __all__ = [
     "ALPHAS",
     "DELTAS",
     "ORDER",
+    "PROTOCOLS",
+    "WAYS",
     "Experiment",
     "Job",
     "JobProgress",
     "OpenExperiment",
+    "Protocol",
     "Tracking",
     "Trial",
     "jobs_for",
     "make_manifest",
     "open_run",
+    "protocol",
     "read_manifest",
     "read_records",
     "run_job",

@@ -1,7 +1,7 @@
 """From names and paths to a stream and an adapter: the one place where runs, sweeps, tuning and the server get theirs."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,13 @@ from petal.recipes.rows import (
     takes_posterior,
 )
 from petal.recipes.settings import apply_settings
+from petal.runs.protocols import Protocol, protocol
 from petal.runs.sources import load_posterior, load_statistics, make_source, open_test
 from petal.source_folder import NETWORK, POSTERIOR, STATISTICS, SourceConfig, read_config
 from petal.statistics import SourceStatistics
 from petal.swag import FitProgress
 
+WAYS = ("protocol", "reset_per_domain", "after", "rate", "rate_ms")      # how one evaluates: nothing for tuning
 ORDER = ("stretch", "alternate", "sources", "mean_run", "frames")       # further settings of it, in manifests where given
 
 
@@ -49,6 +51,10 @@ class Experiment:
     """
 
     recipe: str | None = None
+    protocol: str | None = option(
+        None, "How the evaluation is done, by a name that fixes everything about the stream, such as table1-2000: "
+        "`petal protocols` lists them. Options that contradict it are refused.",
+    )  # fmt: skip
     severity: int | None = option(None, "Severity. Default: 5.", low=1, high=5)
     batch_size: int | None = option(None, "Images per batch. Default: the recipe's.", low=1)
     images: int | None = option(None, "Take only the first N images of each domain.", low=1)
@@ -61,6 +67,15 @@ class Experiment:
     sources: int | None = option(None, "With --label-correlation: N sources of images, interleaved at random.", low=1)
     mean_run: float | None = option(None, "Let labels be a Markov chain with runs of so many images on average.", low=1)
     frames: int | None = option(None, "Take N frames of every image, as a camera that moves over it sees them.", low=1)
+    reset_per_domain: bool | None = option(None, "Every method starts anew when the domain changes; no lifelong adaptation.")
+    after: bool | None = option(None, "Score the answers of after the update from a batch, not of before.")
+    rate: float | None = option(
+        None, "Equal time: the stream comes at so many times the source network's speed (at most 1), and a method that is "
+        "slower misses batches: it answers them with the weights it has.", low=0,
+    )  # fmt: skip
+    rate_ms: str | None = option(
+        None, "With --rate: ms per batch, as source=10,tent=26; what is not given is measured.", metavar="ROW=MS,..."
+    )
     data: str | None = option(None, "Clean images, corrupted on the fly, or a folder of published -C files.")
     corrupted: str | None = option(None, "A folder of published -C files.", metavar="<path>")
     ids: str | None = option(None, "List of the images of ImageNet-C to use (RobustBench's 5,000).", metavar="<path>")
@@ -95,6 +110,11 @@ class Experiment:
         if self.recipe is None:
             return
         own = self.chosen
+        if self.protocol is not None:
+            unset = {f.name: f.default for f in fields(self)}
+            given = {name: getattr(self, name) for name in unset}
+            for name, value in protocol(self.protocol).settle(own, given, unset).items():
+                object.__setattr__(self, name, value)
         if self.severity is not None and own.severity is None:
             raise ConfigError(f"{own.name} goes through all severities: leave the severity out")
         ways = [name for name in ("visits", "label_correlation", "mean_run") if getattr(self, name) is not None]
@@ -105,6 +125,13 @@ class Experiment:
         for name in ("stretch", "alternate", "sources"):
             if getattr(self, name) is not None and self.label_correlation is None:
                 raise ConfigError(f"{name} changes a stream whose labels come in runs: give label_correlation too")
+        if self.rate is not None and not 0 < self.rate <= 1:
+            raise ConfigError(f"rate={self.rate:g}: a stream comes at more than 0 and at most 1 times the source network's "
+                              "speed, or nobody keeps up with it")  # fmt: skip
+        if self.rate_ms is not None and self.rate is None:
+            raise ConfigError("rate_ms are the times that a rate goes by: give rate too")
+        if self.rate is not None and self.after:
+            raise ConfigError("at a rate, what is answered is what a method says when a batch comes: leave after out")
 
     def _take_source(self, config: SourceConfig) -> None:
         """Fill in what the source folder says; what contradicts it is refused."""
@@ -138,6 +165,11 @@ class Experiment:
         if self.stream is not None:         # a gradual one has all severities; any other has the highest
             found = replace(found, stream=self.stream, severity=found.severity or 5)
         return found if self.classes is None else replace(found, classes=self.classes)
+
+    def orders(self, asked: Sequence[int] = ()) -> list[int]:
+        """The orders to run: those asked for, else those of the protocol or the recipe."""
+        named: Protocol | None = None if self.protocol is None else protocol(self.protocol)
+        return list(asked or self.chosen.numbers) if named is None else named.orders_of(self.chosen, asked)
 
     def known_rows(self) -> dict[str, Row]:
         """Every row by its name, those of a plugin's methods among them."""

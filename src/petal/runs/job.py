@@ -28,6 +28,7 @@ from petal.parallel import ParallelError, Ranks
 from petal.recipes.rows import WRAPPERS, Row
 from petal.recipes.settings import as_json, options_of
 from petal.runs.experiment import OpenExperiment
+from petal.runs.rate import Clock, clock_for, times_of
 from petal.runs.records import (
     Lines,
     complete_lines,
@@ -153,13 +154,18 @@ def _follow(
     if position == DONE:
         position = len(stream)
     for batch in stream.at(position) if position < len(stream) else ():
-        if job.row.reset_on_domain_change and batch.domain_changed:
+        if _resets(job, opened) and batch.domain_changed:
             adapter.reset()
         adapter(batch.x.to(adapter.device))
         position += 1
         if stop():
             break
     tell(JobProgress(job, position, len(stream), None, 0.0))
+
+
+def _resets(job: Job, opened: OpenExperiment) -> bool:
+    """True if the method starts anew when the domain changes: by its own nature, or because all do."""
+    return job.row.reset_on_domain_change or bool(opened.experiment.reset_per_domain)
 
 
 class _Running:
@@ -182,6 +188,8 @@ class _Running:
         self.runs = RunsWarning(self.adapter)
         self.seconds = 0.0
         self.wait, self.last = SECONDS, time.monotonic()
+        self.times = times_of(place.parents[1], opened, job.order)
+        self.clock: Clock | None = None
         self.about = {**describe_job(job), "batches": len(self.stream), "fingerprint": self.stream.fingerprint()}
 
     def run(self, callbacks: Callbacks | None = None) -> list[dict[str, Any]]:
@@ -189,6 +197,7 @@ class _Running:
         records = self.resume(path)
         wrong, seen = sum(r["error"] * r["n"] for r in records), sum(r["n"] for r in records)
         start = len(records)
+        self.clock = clock_for(self.times, self.job.row.name, records[-1].get("busy_until", 0.0) if records else 0.0)
         write_json(self.place / "job.json", {**self.about, "status": "running", "seconds": self.seconds})
         self.tell(JobProgress(self.job, start, self.stream.batches or 0, None, wrong / max(seen, 1), start > 0))
         ranks = self.opened.ranks
@@ -246,16 +255,22 @@ class _Running:
         return records[:position]
 
     def step(self, batch: Batch) -> dict[str, Any]:
-        if self.job.row.reset_on_domain_change and batch.domain_changed:
+        experiment, clock = self.opened.experiment, self.clock
+        if _resets(self.job, self.opened) and batch.domain_changed:
             self.adapter.reset()
         self.opened.check_pixels(batch.x)
-        scored, logits = evaluate_batch(self.adapter, batch, batch.position)
+        learns = clock is None or clock.in_time(batch.position)
+        scored, logits = evaluate_batch(self.adapter, batch, batch.position, after=bool(experiment.after), learns=learns)
         record = scored.to_json()
         self.runs.look(batch.y)
+        if clock is not None:
+            if learns:
+                clock.learn(batch.position, scored.seconds)
+            record |= {"learned": learns, "busy_until": clock.free}
         self.samples.take(batch, logits)
         if self.distance is not None:
             record["distance"] = self.distance()
-        if self.opened.experiment.visits is not None:
+        if experiment.visits is not None:
             record["visit"] = batch.visit
         if isinstance(self.adapter, Guard):
             record["guard"] = guard_record(self.adapter)

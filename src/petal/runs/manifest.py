@@ -4,6 +4,7 @@
     RUN/jobs/ID/job.json            the job's settings as used, "status" ("running", "done"), batches, seconds
     RUN/jobs/ID/records.jsonl       a `petal.Record` per batch, with "distance", "row", "order" and "seed"; "visit" in a
                                     recurring stream; "guard" (frozen, alarms, pulls, signals, alarm) where there is one
+                                    "learned" and "busy_until" at a rate
     RUN/jobs/ID/samples.json        [{"domain", "severity", "position", "index", "label", "predicted", "probability"},
                                     ...]: the first images of each domain
     RUN/jobs/ID/samples.npz         "images" uint8 [n, H, W, 3], in the order of samples.json
@@ -22,10 +23,12 @@ from typing import Any
 import torch
 
 from petal._files import alone, make_folder, write_json
+from petal.data import CorruptedDataset
 from petal.errors import ConfigError, PetalWarning
 from petal.recipes.provenance import described, versions
 from petal.runs.experiment import ORDER, OpenExperiment
 from petal.runs.job import Job, describe_job
+from petal.runs.rate import pace
 
 FORMAT = "petal-run-1"
 
@@ -56,6 +59,9 @@ def make_manifest(opened: OpenExperiment, jobs: Sequence[Job], command: str = ""
         **{key: getattr(e, key) for key in ("fidelity", "engine", "stream_seed", "images", "visits", "label_correlation")},
         **({"shuffle": True} if e.shuffle else {}),
         **{name: getattr(e, name) for name in ORDER if getattr(e, name) is not None},
+        **{name: getattr(e, name) for name in ("protocol", "reset_per_domain", "after") if getattr(e, name)},
+        **pace(opened, orders[0]),
+        "preprocessing": preprocessing(opened),
         "network": own.network,
         "classes": list(opened.images.classes) if opened.images.classes else own.classes,
         "data": {**described(e.data or e.corrupted), "fingerprint": opened.images.fingerprint()},
@@ -67,8 +73,16 @@ def make_manifest(opened: OpenExperiment, jobs: Sequence[Job], command: str = ""
     }
 
 
+def preprocessing(opened: OpenExperiment) -> str:
+    """How the images come to be what the network sees, in words; what a network does to its input is part of it."""
+    ready = isinstance(opened.images, CorruptedDataset)
+    size = getattr(opened.images, "size", None)
+    cut = "" if size is None else f"shorter side {round(size * 8 / 7)}, centre {size} x {size}, "
+    return cut + ("corrupted images from files" if ready else f"corrupted here ({opened.recipe.profile} profile)")
+
+
 SAME = ("recipe", "fidelity", "device", "engine", "stream", "stream_seed", "severity", "batch_size", "images", "network",
-        "visits", "label_correlation", "shuffle", *ORDER)  # fmt: skip
+        "visits", "label_correlation", "shuffle", "protocol", "reset_per_domain", "after", "rate", *ORDER)  # fmt: skip
 
 
 def open_run(folder: str | Path, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -113,6 +127,11 @@ def _merged(old: dict[str, Any], new: dict[str, Any], folder: Path) -> dict[str,
         for key, value in job["options"].items():
             if known["options"].get(key) != value:
                 differences.append(f"{job['row']}.{key} was {known['options'].get(key)!r} and is {value!r}")
+    times, others = old.get("rate_ms", {}), new.get("rate_ms", {})
+    differences += [f"rate_ms of {row} was {times[row]:g} and is {others[row]:g}" for row in times
+                    if row in others and times[row] != others[row]]
+    if "source" in others and "source" not in times and times is not others and "rate" in old:
+        differences.append(f"the source network's time was measured as {old['rate_source_ms']:g} ms, not given")
     if differences:
         listed = "; ".join(dict.fromkeys(differences))
         raise ConfigError(f"{folder} holds a run with other settings: {listed}. Give another --out, or the same settings")
@@ -121,6 +140,8 @@ def _merged(old: dict[str, Any], new: dict[str, Any], folder: Path) -> dict[str,
         text = f"the run in {folder} was begun with another version of {', '.join(changed)}"
         warnings.warn(text, PetalWarning, stacklevel=3)
     out = {**old, "jobs": list(jobs.values()), "order_names": {**old["order_names"], **new["order_names"]}}
+    if "rate" in old:                       # the source network's own time stays what it was at the start
+        out["rate_ms"] = {**times, **others}
     for key in ("posterior", "statistics", "plugin"):
         if new.get(key):
             out[key] = new[key]
