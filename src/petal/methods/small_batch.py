@@ -1,22 +1,25 @@
 """Any batch size and any order of labels: answers by running estimates and the order, learning from a balanced memory.
 
 A stream that brings one image at a time, or long runs of one class, breaks what methods with batch statistics live by: a
-batch that looks like the data. `SmallBatch` goes around any of them and takes both jobs of the batch away from it.
+batch that looks like the data. `SmallBatch` goes around any of them and takes both jobs of the batch away from it, unless the
+batch does look like the data.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from petal.errors import ConfigError, InputError
+from petal.calls import moved, taken
+from petal.errors import ConfigError
 from petal.functional import entropy
 from petal.methods.base import Adapter
-from petal.methods.inputs import check_batch, check_number, check_remembered
+from petal.methods.inputs import check_batch, check_number
 from petal.methods.network import logits_of
 from petal.methods.state import misfits
 from petal.methods.wrapper import Wrapper
@@ -43,11 +46,16 @@ class SmallBatch(Wrapper):
     After learning the estimates look at the memory: they then fit the new weights in all classes, and no class is stuck
     with an estimate that nothing moves.
 
+    A batch of `large` images or more whose labels are believed to come in no order (`TemporalPrior.unordered`, at least
+    `sure`) is used as it is: the method answers and learns from it as if nothing were around it. The memory takes its images,
+    and the estimates look at that before they are needed again. So are batches of several tensors, which no memory holds;
+    with samples of another shape it begins anew. With `shuffled` labels are known to come in no order, and the answers stay
+    the method's.
+
     Networks without batch norm work too: then memory and order alone matter. The views of CoTTA and Petal serve learning.
     """
 
     prefix = "small."
-    views_used = False
     by_batch = False
 
     def __init__(
@@ -61,6 +69,8 @@ class SmallBatch(Wrapper):
         own: float = 0.1,
         shuffled: bool = False,
         certainty: float = 0.0,
+        large: int = 32,
+        sure: float = 0.95,
     ) -> None:
         super().__init__(adapter)
         if isinstance(adapter, Wrapper) and not adapter.inner:
@@ -74,7 +84,11 @@ class SmallBatch(Wrapper):
         check_number("source", source, low=0, high=1)
         check_number("own", own, low=0, high=1)
         check_number("certainty", certainty, low=0)
+        check_number("large", large, low=1, whole=True)
+        check_number("sure", sure, low=0, high=1)
         self.memory, self.every, self.age, self.certainty = memory, every, age, certainty
+        self.large, self.sure = large, sure
+        self.method.batch_sizes = (*self.method.batch_sizes, memory)
         self.prior = None if shuffled else TemporalPrior()
         self._copies: dict[str, nn.Module] = {}                 # of the networks that answer, on the same parameters
         self._norms: dict[str, list[RecentNorm]] = {}
@@ -90,6 +104,7 @@ class SmallBatch(Wrapper):
         self._samples: Tensor | None = None         # [up to memory, ...]
         self._facts: Tensor | None = None           # [up to memory, 3]: label, entropy, number in the stream
         self._seen, self._waiting = 0, 0            # images so far, and since the method last learned
+        self._behind = False                        # the last batch was used as it is, and the estimates have not seen it
         if self.prior is not None:
             self.prior.reset()
         with torch.inference_mode(False), torch.no_grad():
@@ -99,8 +114,8 @@ class SmallBatch(Wrapper):
             self._settle()
 
     def inner_shape(self, shape: Sequence[int] | None) -> Sequence[int] | None:
-        """The method inside sees batches from the memory, whatever the stream brings."""
-        return None if shape is None else (self.memory, *shape[1:])
+        """The method inside sees large batches as they come, and batches from the memory."""
+        return None if shape is None else (shape[0] if shape[0] >= self.large else self.memory, *shape[1:])
 
     # What users call
 
@@ -118,8 +133,12 @@ class SmallBatch(Wrapper):
     def predict(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict a batch: what a call would return next, with nothing changed."""
         with self._checked(x) as x:
-            before = self._before(len(x) > LIMIT)
+            if self._as_it_is(x, stream):
+                logits = self.uncorrected = self.adapter.predict(x)
+                return logits if self.prior is None else self.prior.answers(logits, stream)
+            before = self._before(self._behind or len(x) > LIMIT)
             try:
+                self._catch_up()
                 logits = self.uncorrected = self._seen_twice(x, stream)
                 return logits if self.prior is None else self.prior.answers(logits, stream)
             finally:
@@ -127,14 +146,17 @@ class SmallBatch(Wrapper):
 
     def describe(self) -> dict[str, str]:
         """What it does and with which settings, and those of the adapter inside."""
-        small = f"learns every {self.every} images from a memory of {self.memory}"
-        return self.adapter.describe() | {"small": small + ("; answers by the order" if self.prior is not None else "")}
+        small = f"batches of {self.large} or more in no order as they are; else a memory of {self.memory}, every {self.every}"
+        order = "off: the stream is shuffled" if self.prior is None else "a prior for the next label"
+        return self.adapter.describe() | {"small": small, "order": order}
 
     def logits_with(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Logits by these parameters and the statistics of memory and batch; nothing changes."""
         with self._checked(x) as x:
+            if self._behind or not isinstance(x, Tensor):
+                return self.adapter.logits_with(parameters, x)
             network, around = self.adapter.model, self._samples
-            if around is None:
+            if around is None or around.shape[1:] != x.shape[1:]:
                 network = next(iter(self._copies.values()))
                 self._shared.expect(None, 0.0)
                 return logits_of(lambda x: functional_call(network, dict(parameters), (x,)), x)
@@ -149,16 +171,18 @@ class SmallBatch(Wrapper):
         return self.prior is not None
 
     @property
+    def views_used(self) -> bool:  # type: ignore[override]
+        """True if the last batch was used as it is, and the method made views of it."""
+        return self._behind and self.adapter.views_used
+
+    @property
     def _layers(self) -> list[RecentNorm]:
         return [layer for layers in self._norms.values() for layer in layers]
 
     @contextmanager
     def _checked(self, x: Tensor) -> Iterator[Tensor]:
-        check_remembered(x)
+        x = taken(x)
         check_batch(x, self.device, self.dtype)
-        if self._samples is not None and x.shape[1:] != self._samples.shape[1:]:
-            size = list(self._samples.shape[1:])
-            raise InputError(f"the batch has shape {list(x.shape)} and the memory holds samples of {size}: give one size")
         with self._guarded(x) as x, torch.no_grad():
             try:
                 yield x
@@ -173,13 +197,37 @@ class SmallBatch(Wrapper):
         if before:
             self.load_own_state(before)
 
+    def _as_it_is(self, x: Any, stream: Keys) -> bool:
+        """Whether the method gets this batch itself."""
+        believed = 1.0 if self.prior is None else self.prior.unordered(len(x), stream)
+        if not isinstance(x, Tensor):
+            return True
+        found = len(x) >= self.large and believed >= self.sure and not bool(_gross(x).any())
+        sharing = getattr(self.method, "sharing", None)     # ranks do the same, even where rounding differs
+        return found if sharing is None else bool(sharing.decided(torch.tensor([found], device=self.device)))
+
+    def _used(self, x: Any, stream: Keys, learns: bool) -> Tensor:
+        """The method's own answer to a batch; it learns from it, and the memory takes it."""
+        logits = self.uncorrected = self.adapter(x) if learns else self.adapter.observe(x)
+        if self.prior is not None:
+            logits = self.prior(logits, stream)
+        if isinstance(x, Tensor):
+            if not self._shared.classes:
+                self._shared.begin(logits.shape[1])
+            self._remember(x, logits)
+        self._behind, self._waiting = True, 0
+        return logits
+
     def _called(self, x: Tensor, stream: Keys, learns: bool) -> Tensor:
         with self._checked(x) as x:
+            if self._as_it_is(x, stream):
+                return self._used(x, stream, learns)
             self.adapter.restored = 0.0             # what it learned from an earlier batch is not of this one
-            held = 0 if self._samples is None else len(self._samples)
+            held = 0 if self._samples is None or self._samples.shape[1:] != x.shape[1:] else len(self._samples)
             due = self._waiting + len(x) >= self.every and held + len(x) >= self.memory
-            before = self._before(due or len(x) > LIMIT)
+            before = self._before(due or self._behind or len(x) > LIMIT)
             try:
+                self._catch_up()
                 logits = self.uncorrected = self._seen_twice(x, stream)
                 if self.prior is not None:
                     logits = self.prior(logits, stream)
@@ -233,6 +281,12 @@ class SmallBatch(Wrapper):
         if self._layers:
             torch._foreach_copy_([layer.moved for layer in self._layers], [layer.recent for layer in self._layers])
 
+    def _catch_up(self) -> None:
+        """Let the estimates look at what came while batches were used as they are."""
+        if self._behind and self._samples is not None:
+            self._look_at_memory()
+        self._behind = False
+
     def _look_at_memory(self) -> None:
         """Let the estimates follow the memory, in all classes."""
         assert self._samples is not None
@@ -256,7 +310,7 @@ class SmallBatch(Wrapper):
         label, uncertainty = logits.argmax(1).double(), entropy(logits).double() / math.log(max(classes, 2))
         facts = torch.stack([label.where(good, -1), uncertainty.where(good, 1), number], 1)
         self._seen, self._waiting = self._seen + n, self._waiting + n
-        if self._samples is not None and self._facts is not None:
+        if self._samples is not None and self._facts is not None and self._samples.shape[1:] == x.shape[1:]:
             x, facts = torch.cat([self._samples, x]), torch.cat([self._facts, facts])
         chosen = self._chosen(x, facts, classes)
         self._samples, self._facts = x[chosen], facts[chosen]
@@ -267,8 +321,7 @@ class SmallBatch(Wrapper):
         Bad are those whose numbers are out of proportion; in the place of one that would stay is the best of all.
         """
         labels, uncertainty, number = facts.unbind(1)
-        size = x.flatten(1).abs().amax(1)
-        bad = (labels < 0) | ~(size <= GROSS * size.nanmedian().clamp(min=1))
+        bad = (labels < 0) | _gross(x)
         age = self._seen - number
         order = (age / self.age + self.certainty * uncertainty + bad * 1e9).argsort(stable=True)      # best first
         members = nn.functional.one_hot(labels.long().clamp(min=0)[order], classes)
@@ -286,7 +339,7 @@ class SmallBatch(Wrapper):
             for name, layers in self._norms.items()
             for number, layer in enumerate(layers)
         }
-        state["counters"] = torch.tensor([self._seen, self._waiting, self._shared.classes])
+        state["counters"] = torch.tensor([self._seen, self._waiting, self._shared.classes, self._behind])
         if self._samples is not None and self._facts is not None:
             state |= {"samples": self._samples.clone(), "facts": self._facts.clone()}
         if self.prior is not None:
@@ -320,13 +373,22 @@ class SmallBatch(Wrapper):
             for name, layers in self._norms.items():
                 for number, layer in enumerate(layers):
                     layer.recent.copy_(state[f"norm.{name}.{number}"])
-            self._seen, self._waiting, classes = map(int, state["counters"].tolist())
+            self._seen, self._waiting, classes, behind = map(int, state["counters"].tolist())
+            self._behind = bool(behind)
             self._shared.begin(classes)
             self._settle()
-        self._samples = state["samples"].to(self.device, self.dtype, copy=True) if "samples" in state else None
+        self._samples = moved(state["samples"].clone(), like=self._shared.used) if "samples" in state else None
         self._facts = state["facts"].to(self.device, copy=True) if "facts" in state else None
         if self.prior is not None:
             self.prior.load_state_dict({k.removeprefix("order."): v for k, v in state.items() if k.startswith("order.")})
+
+
+def _gross(x: Tensor) -> Tensor:
+    """Which images' numbers are out of proportion to those of the others."""
+    if not x.is_floating_point():
+        return torch.zeros(len(x), dtype=torch.bool, device=x.device)
+    size = x.flatten(1).abs().amax(1)
+    return ~(size <= GROSS * size.nanmedian().clamp(min=1))
 
 
 def _named(name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
