@@ -1,8 +1,8 @@
 """Any batch size and any order of labels: answers by running estimates and the order, learning from a balanced memory.
 
 A stream that brings one image at a time, or long runs of one class, breaks what methods with batch statistics live by: a
-batch that looks like the data. `SmallBatch` goes around any of them and takes both jobs of the batch away from it, unless the
-batch does look like the data.
+batch that looks like the data. `SmallBatch` goes around any of them and takes both jobs of the batch away from it, unless
+the batch does look like the data.
 """
 
 import math
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from petal.calls import moved, taken
+from petal.calls import taken
 from petal.errors import ConfigError
 from petal.functional import entropy
 from petal.methods.base import Adapter
@@ -26,6 +26,7 @@ from petal.methods.wrapper import Wrapper
 from petal.norm import Following, RecentNorm, with_recent_norm
 from petal.norm.recent import LIMIT
 from petal.order import Keys, TemporalPrior
+from petal.order.keys import last
 
 PULL = 0.05         # share by which the memory draws the estimates of all classes together, at each look at it
 GROSS = 10.0        # times the usual size of an image's numbers, or times 1: not to be learned from
@@ -47,10 +48,15 @@ class SmallBatch(Wrapper):
     with an estimate that nothing moves.
 
     A batch of `large` images or more whose labels are believed to come in no order (`TemporalPrior.unordered`, at least
-    `sure`) is used as it is: the method answers and learns from it as if nothing were around it. The memory takes its images,
-    and the estimates look at that before they are needed again. So are batches of several tensors, which no memory holds;
-    with samples of another shape it begins anew. With `shuffled` labels are known to come in no order, and the answers stay
-    the method's.
+    `sure`) is used as it is: the method answers and learns from it as if nothing were around it. The memory takes its images
+    and is what the estimates look at when they are needed again. Where nothing is known of the order, answers by the
+    estimates say what to believe of the batch. And as a batch of one class is normalised to look like all of them, and then
+    nothing tells the order, every `look` images the last `large` of a batch are answered by the estimates too: if these
+    answers would shake the belief, the next batch is not used as it is. With `shuffled`, labels are known to come in no
+    order: all that is left out, and the answers stay the method's.
+
+    A batch of several tensors or of whole numbers such as tokens, which no memory holds, is always used as it is. With
+    samples of another shape the memory begins anew.
 
     Networks without batch norm work too: then memory and order alone matter. The views of CoTTA and Petal serve learning.
     """
@@ -70,7 +76,8 @@ class SmallBatch(Wrapper):
         shuffled: bool = False,
         certainty: float = 0.0,
         large: int = 32,
-        sure: float = 0.95,
+        sure: float = 0.9,
+        look: int = 256,
     ) -> None:
         super().__init__(adapter)
         if isinstance(adapter, Wrapper) and not adapter.inner:
@@ -86,8 +93,9 @@ class SmallBatch(Wrapper):
         check_number("certainty", certainty, low=0)
         check_number("large", large, low=1, whole=True)
         check_number("sure", sure, low=0, high=1)
+        check_number("look", look, low=1, whole=True)
         self.memory, self.every, self.age, self.certainty = memory, every, age, certainty
-        self.large, self.sure = large, sure
+        self.large, self.sure, self.look = large, sure, look
         self.method.batch_sizes = (*self.method.batch_sizes, memory)
         self.prior = None if shuffled else TemporalPrior()
         self._copies: dict[str, nn.Module] = {}                 # of the networks that answer, on the same parameters
@@ -103,8 +111,9 @@ class SmallBatch(Wrapper):
         """Estimates at the source's statistics, an empty memory, no order."""
         self._samples: Tensor | None = None         # [up to memory, ...]
         self._facts: Tensor | None = None           # [up to memory, 3]: label, entropy, number in the stream
-        self._seen, self._waiting = 0, 0            # images so far, and since the method last learned
+        self._seen, self._waiting = 0, 0            # images so far, and since the method last learned or was looked after
         self._behind = False                        # the last batch was used as it is, and the estimates have not seen it
+        self._doubted = False                       # the next one is not
         if self.prior is not None:
             self.prior.reset()
         with torch.inference_mode(False), torch.no_grad():
@@ -146,14 +155,14 @@ class SmallBatch(Wrapper):
 
     def describe(self) -> dict[str, str]:
         """What it does and with which settings, and those of the adapter inside."""
-        small = f"batches of {self.large} or more in no order as they are; else a memory of {self.memory}, every {self.every}"
+        small = f"large batches in no order as they are; else every {self.every} images a memory of {self.memory}"
         order = "off: the stream is shuffled" if self.prior is None else "a prior for the next label"
         return self.adapter.describe() | {"small": small, "order": order}
 
     def logits_with(self, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Logits by these parameters and the statistics of memory and batch; nothing changes."""
         with self._checked(x) as x:
-            if self._behind or not isinstance(x, Tensor):
+            if self._behind or not _remembered(x):
                 return self.adapter.logits_with(parameters, x)
             network, around = self.adapter.model, self._samples
             if around is None or around.shape[1:] != x.shape[1:]:
@@ -200,23 +209,46 @@ class SmallBatch(Wrapper):
     def _as_it_is(self, x: Any, stream: Keys) -> bool:
         """Whether the method gets this batch itself."""
         believed = 1.0 if self.prior is None else self.prior.unordered(len(x), stream)
-        if not isinstance(x, Tensor):
+        if not _remembered(x):
             return True
-        found = len(x) >= self.large and believed >= self.sure and not bool(_gross(x).any())
+        if len(x) < self.large or self._doubted or bool(_gross(x).any()):
+            return False
+        if not believed:                                    # of a source of images that is new
+            believed = self._believed(x[-LIMIT:], stream)
+        found = believed >= self.sure
         sharing = getattr(self.method, "sharing", None)     # ranks do the same, even where rounding differs
         return found if sharing is None else bool(sharing.decided(torch.tensor([found], device=self.device)))
+
+    def _believed(self, x: Tensor, stream: Keys) -> float:
+        """How sure it would be that labels come in no order after the last images of a batch, answered by the estimates."""
+        assert self.prior is not None
+        known = self._shared.classes
+        try:
+            return self.prior.unordered(len(x), last(stream, len(x)), self._run(self._shown, x))
+        finally:
+            self._shared.begin(known)                       # nothing changes by this
 
     def _used(self, x: Any, stream: Keys, learns: bool) -> Tensor:
         """The method's own answer to a batch; it learns from it, and the memory takes it."""
         logits = self.uncorrected = self.adapter(x) if learns else self.adapter.observe(x)
         if self.prior is not None:
             logits = self.prior(logits, stream)
-        if isinstance(x, Tensor):
+        if _remembered(x):
             if not self._shared.classes:
                 self._shared.begin(logits.shape[1])
             self._remember(x, logits)
-        self._behind, self._waiting = True, 0
+            if self.prior is not None and self._waiting >= self.look:
+                self._waiting = 0
+                self._doubted = self._believed(x[-self.large :], stream) < self.sure
+        self._behind = True
         return logits
+
+    def _shown(self, x: Tensor) -> Tensor:
+        """What the first network that answers says by estimates that these images have moved."""
+        name, network = next(iter(self._copies.items()))
+        with self.method.exchanged({getattr(self.method, name): network}):
+            self._first_look(x, 0.0)
+            return self.method.logits(getattr(self.method, name), x)
 
     def _called(self, x: Tensor, stream: Keys, learns: bool) -> Tensor:
         with self._checked(x) as x:
@@ -263,12 +295,16 @@ class SmallBatch(Wrapper):
         if not self._layers:                        # nothing to look twice for
             return method.plain_prediction(x)
         with method.exchanged({getattr(method, name): network for name, network in self._copies.items()}):
-            self._shared.expect(None, shuffled)
-            first = method.logits(getattr(method, method.answered_by[0]), x)
-            if not self._shared.classes:
-                self._shared.begin(first.shape[1])
-            self._shared.expect(first.argmax(1).where(first.isfinite().all(1), -1), shuffled)
+            self._first_look(x, shuffled)
             return method.plain_prediction(x)
+
+    def _first_look(self, x: Tensor, shuffled: float) -> None:
+        """Say of the images which labels they seem to have by the estimates."""
+        self._shared.expect(None, shuffled)
+        first = self.method.logits(getattr(self.method, self.method.answered_by[0]), x)
+        if not self._shared.classes:
+            self._shared.begin(first.shape[1])
+        self._shared.expect(first.argmax(1).where(first.isfinite().all(1), -1), shuffled)
 
     def _follow(self) -> None:
         """Let the estimates be where the last images moved them."""
@@ -285,7 +321,7 @@ class SmallBatch(Wrapper):
         """Let the estimates look at what came while batches were used as they are."""
         if self._behind and self._samples is not None:
             self._look_at_memory()
-        self._behind = False
+        self._behind = self._doubted = False
 
     def _look_at_memory(self) -> None:
         """Let the estimates follow the memory, in all classes."""
@@ -339,7 +375,7 @@ class SmallBatch(Wrapper):
             for name, layers in self._norms.items()
             for number, layer in enumerate(layers)
         }
-        state["counters"] = torch.tensor([self._seen, self._waiting, self._shared.classes, self._behind])
+        state["counters"] = torch.tensor([self._seen, self._waiting, self._shared.classes, self._behind, self._doubted])
         if self._samples is not None and self._facts is not None:
             state |= {"samples": self._samples.clone(), "facts": self._facts.clone()}
         if self.prior is not None:
@@ -373,20 +409,23 @@ class SmallBatch(Wrapper):
             for name, layers in self._norms.items():
                 for number, layer in enumerate(layers):
                     layer.recent.copy_(state[f"norm.{name}.{number}"])
-            self._seen, self._waiting, classes, behind = map(int, state["counters"].tolist())
-            self._behind = bool(behind)
+            self._seen, self._waiting, classes, behind, doubted = map(int, state["counters"].tolist())
+            self._behind, self._doubted = bool(behind), bool(doubted)
             self._shared.begin(classes)
             self._settle()
-        self._samples = moved(state["samples"].clone(), like=self._shared.used) if "samples" in state else None
+        self._samples = state["samples"].to(self.device, self.dtype, copy=True) if "samples" in state else None
         self._facts = state["facts"].to(self.device, copy=True) if "facts" in state else None
         if self.prior is not None:
             self.prior.load_state_dict({k.removeprefix("order."): v for k, v in state.items() if k.startswith("order.")})
 
 
+def _remembered(x: Any) -> bool:
+    """Whether a memory makes sense of these samples: one tensor of numbers, and not of tokens."""
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
 def _gross(x: Tensor) -> Tensor:
     """Which images' numbers are out of proportion to those of the others."""
-    if not x.is_floating_point():
-        return torch.zeros(len(x), dtype=torch.bool, device=x.device)
     size = x.flatten(1).abs().amax(1)
     return ~(size <= GROSS * size.nanmedian().clamp(min=1))
 
