@@ -182,8 +182,8 @@ def test_views_are_for_images_and_say_so() -> None:
 
 def test_what_no_memory_holds_is_used_as_it_is() -> None:
     for batch in (tokens(), tokens()["input_ids"]):
-        alone, around = petal.Tent(text_network(), lr=0.1), petal.SmallBatch(petal.Tent(text_network(), lr=0.1), shuffled=True)
-        ordered = petal.SmallBatch(petal.Tent(text_network(), lr=0.1))
+        alone, *inner = (petal.Tent(text_network(), lr=0.1) for _ in range(3))
+        around, ordered = petal.SmallBatch(inner[0], shuffled=True), petal.SmallBatch(inner[1])
         for _ in range(3):
             said = ordered.predict(batch)
             answer = alone(batch)
