@@ -178,8 +178,22 @@ def test_views_are_for_images_and_say_so() -> None:
         petal.DeYO(text_network(), margin=10.0, plpd=-1.0)(tokens())
     with pytest.raises(petal.InputError, match=r"augment must return a batch like its input input_ids \[12, 9\]"):
         petal.Petal(text_network(), views=2, confidence=2.0, prior_weight=0, augment=lambda b: b["input_ids"])(tokens())
-    with pytest.raises(petal.InputError, match="a sample is one tensor"):
-        petal.SmallBatch(petal.Tent(text_network()))(tokens())
+
+
+def test_what_no_memory_holds_is_used_as_it_is() -> None:
+    for batch in (tokens(), tokens()["input_ids"]):
+        alone, *inner = (petal.Tent(text_network(), lr=0.1) for _ in range(3))
+        around, ordered = petal.SmallBatch(inner[0], shuffled=True), petal.SmallBatch(inner[1])
+        for _ in range(3):
+            said = ordered.predict(batch)
+            answer = alone(batch)
+            assert torch.equal(around(batch), answer)
+            assert torch.equal(ordered(batch), said)
+            assert torch.equal(ordered.uncorrected, answer)  # type: ignore[arg-type]
+        assert not torch.equal(said, answer)                        # by the order
+        assert same(around.adapter.state_dict(), alone.state_dict())
+        assert "small.samples" not in around.state_dict()
+        assert around.logits_with(around.origin(), batch).shape == answer.shape
 
 
 def test_a_guard_watches_batches_of_any_form() -> None:

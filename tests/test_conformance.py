@@ -15,6 +15,11 @@ def asr(adapter: petal.Adapter) -> petal.Adapter:
     return petal.ASR(adapter, level=0.6, keep=1.0, slope=0.2)
 
 
+def large(adapter: petal.Adapter) -> petal.Adapter:
+    """One that uses every batch as it is, as if it were large and in no order."""
+    return petal.SmallBatch(adapter, memory=12, large=2, sure=0.0)
+
+
 FACTORIES = {name: Factory(method) for name, method in petal.METHODS.items()} | {
     "flagship": Factory(petal.Petal, **(flagship() | {"warmup": 3})),
     "flagship, tempered": Factory(petal.Petal, **(flagship() | {          # with all that it can have besides
@@ -24,6 +29,7 @@ FACTORIES = {name: Factory(method) for name, method in petal.METHODS.items()} | 
     "eta+reservoir": Factory(petal.ETA, [petal.Reservoir]),
     "tent+order": Factory(petal.Tent, [petal.Ordered]),
     "tent+small": Factory(petal.Tent, [petal.SmallBatch]),
+    "tent+small, as they are": Factory(petal.Tent, [large]),
     "flagship+small": Factory(petal.Petal, [petal.SmallBatch], **(flagship() | {"warmup": 3})),
     "petal+small+guard": Factory(petal.Petal, [petal.SmallBatch, petal.Guard]),
 }

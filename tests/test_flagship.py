@@ -278,11 +278,15 @@ class TestJitter:
 
 class TestAdapt:
     def test_one_line(self) -> None:
-        adapter = petal.adapt(network(), engine="eager")
-        assert isinstance(adapter, petal.Guard)
         plain = petal.Petal(network(), **flagship())
+        alone = petal.adapt(network(), memory=0, engine="eager")
+        shuffled = petal.adapt(network(), shuffled=True, engine="eager")
         for seed in range(3):
-            assert torch.equal(adapter(images(seed=seed)), plain(images(seed=seed)))
+            x = images(40, seed=seed)
+            answer = plain(x)
+            for adapter in (alone, shuffled):
+                assert isinstance(adapter, petal.Guard)
+                assert torch.equal(adapter(x), answer)
 
     def test_print_says_what_was_chosen(self) -> None:
         text = str(petal.adapt(network()))
@@ -290,6 +294,7 @@ class TestAdapt:
             "ConvNet, 1,185 parameters, of which all adapt", "min(0.001, 1.15 / fan-in), vectors 0.0003; Adam once a batch",
             "accelerated, on cpu", "from the batch and a view of it (Views(per_sample=True))",
             "teacher + teacher-flip + student", "follows by 0.999", "starts at the network; no prior",
+            "large batches in no order as they are; else every 64 images a memory of 200", "a prior for the next label",
             "rollback, looks every 10 batches",
         ):  # fmt: skip
             assert words in text, words
@@ -305,11 +310,11 @@ class TestAdapt:
         model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).eval()
         vectors = petal.adapt(model, images=False)
         before = vectors.state_dict()
-        assert vectors(torch.rand(8, 4)).shape == (8, 3)
+        assert vectors(torch.rand(200, 4)).shape == (200, 3)
         assert not torch.equal(vectors.state_dict()["model.0.weight"], before["model.0.weight"])
 
     def test_own_augment_and_options(self) -> None:
-        adapter = petal.adapt(network(), augment=moved, guard=False, lr=0.5, ema=0.9, steps=2, engine="eager")
+        adapter = petal.adapt(network(), augment=moved, guard=False, memory=0, lr=0.5, ema=0.9, steps=2, engine="eager")
         assert (adapter.augment, adapter.rates, adapter.ema, adapter.steps) == (moved, 0.5, 0.9, 2)
         assert type(adapter) is petal.Petal
         assert adapter.executor is None

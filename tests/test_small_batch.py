@@ -259,8 +259,8 @@ def test_mistakes_are_explained() -> None:
     adapter = SmallBatch(petal.Tent(network()))
     adapter(images())
     before = adapter.state_dict()
-    with pytest.raises(InputError, match=r"shape \[2, 3, 9, 9\].*\[3, 8, 8\]"):
-        adapter(torch.rand(2, 3, 9, 9))
+    with pytest.raises(InputError, match=r"\[2, 4, 8, 8\]"):
+        adapter(torch.rand(2, 4, 8, 8))
     for key, value in (("small.norm.0", torch.zeros(2, 5, 99)), ("small.facts", None), ("small.x", torch.zeros(1))):
         state = {k: v for k, v in before.items() if k != key} | ({} if value is None else {key: value})
         with pytest.raises(ConfigError, match="small"):
@@ -274,6 +274,8 @@ def test_engine_compiles_for_the_memory_s_shape() -> None:
     assert petal.accelerate(adapter, policy=policy) is adapter
     assert adapter.adapter.executor is not None
     assert adapter.inner_shape((3, 3, 8, 8)) == (10, 3, 8, 8)
+    assert adapter.inner_shape((64, 3, 8, 8)) == (64, 3, 8, 8)      # used as it is; and from the memory:
+    assert adapter.method.batch_sizes == (10,)
     assert petal.Guard(adapter).inner_shape((3, 3, 8, 8)) == (3, 3, 8, 8)
     assert len(batch_norms(network())) == 2
 
@@ -334,11 +336,3 @@ def test_many_images_at_a_time() -> None:
     said = adapter.predict(x)
     assert all(torch.equal(value, before[key]) for key, value in adapter.state_dict().items())
     assert torch.equal(said, adapter(x))
-
-
-def test_the_recommended_adapter_takes_single_images_if_asked_to() -> None:
-    adapter = petal.adapt(network(), small_batches=True, engine="eager")
-    assert adapter.kind == "Guard(SmallBatch(Petal))"
-    assert adapter(images(1)).shape == (1, 5)
-    assert "memory of 200" in str(adapter)
-    assert petal.adapt(network(), engine="eager").kind == "Guard(Petal)"

@@ -1,5 +1,6 @@
 """What we recommend: the settings of PETAL's flagship, and an adapter of them for a network in one line."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -47,7 +48,9 @@ def adapt(
     normalised: tuple[Sequence[float], Sequence[float]] | None = None,
     output: Callable[[Any], Any] | None = None,
     lr: Rates | None = None,
-    small_batches: bool = False,
+    memory: int = 200,
+    shuffled: bool = False,
+    small_batches: bool | None = None,
     guard: bool = True,
     engine: str = "auto",
     batch_shape: Sequence[int] | None = None,
@@ -60,9 +63,14 @@ def adapt(
     `colour=False` where brightness and colour carry meaning, `images=False` for anything but images [N, 3 or 1, H, W] in
     [0, 1]. Or give an `augment` that changes inputs without changing their label. `normalised` is the (mean,
     std) of a network that takes normalised images; `output` finds the logits in what a network returns (`with_output`).
-    Without batch norm the rates are three times those with it; `lr` says otherwise. With `small_batches` it takes single
-    images and labels in runs too, and learns from a memory (`SmallBatch`): for streams that do not bring large shuffled
-    batches. `guard`, `engine` and `batch_shape` are those of `Guard` and `accelerate`; further options those of `Petal`.
+    Without batch norm the rates are three times those with it; `lr` says otherwise.
+
+    Batches may be of any size, from one image up, and labels in any order: large batches in no order are used as they come,
+    and else it learns from `memory` images and answers by the order too (`SmallBatch`). Say `shuffled` where the order is
+    known to mean nothing. `memory=0` is the flagship alone, for large shuffled batches and nothing else, as
+    `small_batches=False` was. Inputs of several tensors, and tokens, are used as they come: no memory holds them. `guard`,
+    `engine` and `batch_shape` are those of `Guard` and `accelerate`; further options those of `Petal`.
+
     With a posterior it starts at the posterior's mean. `print` shows what was chosen.
 
     >>> import petal
@@ -77,6 +85,8 @@ def adapt(
     teacher   follows by 0.999 from a window of 50 steps on
     restore   none
     posterior none: starts at the network; no prior
+    small     large batches in no order as they are; else every 64 images a memory of 200
+    order     a prior for the next label
     guard     rollback, looks every 10 batches
     """
     if normalised is not None and not (augment is None and images):
@@ -89,8 +99,12 @@ def adapt(
     if lr is None:
         lr = FanIn() if any(True for _ in batch_norms(model)) else WITHOUT_BATCH_NORM
     adapter: Adapter = Petal(model, posterior, **{**flagship(augment), "lr": lr, "seed": seed, **options})
-    if small_batches:
-        adapter = SmallBatch(adapter)
+    if small_batches is not None:
+        text = "small_batches is what petal.adapt does by itself; without is memory=0"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        memory = memory if small_batches else 0
+    if memory:
+        adapter = SmallBatch(adapter, memory, shuffled=shuffled)
     if guard:
         adapter = Guard(adapter)
     return accelerate(adapter, engine, batch_shape)

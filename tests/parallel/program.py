@@ -53,6 +53,7 @@ CASES: dict[str, Callable[[], petal.Adapter]] = {
     "petal, float64": lambda: make_petal_64(),
     "petal, guarded": lambda: petal.Guard(make_petal(confidence=2), every=1),
     "petal, small batches": lambda: petal.SmallBatch(make_petal(confidence=2), memory=8, every=8),
+    "petal, large batches": lambda: petal.SmallBatch(make_petal(confidence=2), memory=8, large=4, sure=0.5),
 }
 
 

@@ -32,6 +32,15 @@ def rows_by_key(stream: Keys, count: int) -> dict[Key, NDArray[np.int64]]:
     return {key: np.array(numbers) for key, numbers in found.items()}
 
 
+def last(stream: Keys, count: int) -> Keys:
+    """The keys of the last `count` images of a batch.
+
+    >>> last(["left", "right", "left"], 2), last("left", 2)
+    (['right', 'left'], 'left')
+    """
+    return stream if stream is None or isinstance(stream, (str, int, np.integer)) else stream[-count:]
+
+
 def _key(key: Any) -> Key:
     if isinstance(key, bool) or not (key is None or isinstance(key, (str, Integral))):
         raise InputError(f"the key of a stream is a text or a whole number, got {key!r}")

@@ -66,12 +66,14 @@ class TemporalPrior:
         """What a call would return next, with nothing changed."""
         return self._followed(logits, stream)[0]
 
-    def unordered(self, count: int, stream: Keys = None) -> float:
+    def unordered(self, count: int, stream: Keys = None, after: Tensor | None = None) -> float:
         """How much it believes that the order says nothing, from 0 to 1; of the sources of the next images the least.
 
-        Of a source that nothing is known of it believes nothing.
+        Of a source that nothing is known of it believes nothing. With `after`, logits of these images, what it would
+        believe after them.
         """
-        tracks = [self._tracks.get(key) for key in rows_by_key(stream, count)]
+        known = self._tracks if after is None else self._followed(after, stream)[2]
+        tracks = [known.get(key) for key in rows_by_key(stream, count)]
         return min(0.0 if track is None else float(track.belief[:, -2:].sum()) for track in tracks)
 
     def vitals(self) -> dict[str, float]:
