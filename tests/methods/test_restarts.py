@@ -1,6 +1,7 @@
 """Resets that methods decide on, against sums written out."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,9 +38,11 @@ def test_every_so_many_updates_counts_finite_answers() -> None:
 
 @pytest.mark.parametrize("engine", [False, True])
 @pytest.mark.parametrize("optimizer", [True, False])
-def test_a_restart_with_and_without_the_optimizers_state(optimizer: bool, engine: bool) -> None:
+@pytest.mark.parametrize("make", [sgd, torch.optim.Adam])
+def test_a_restart_with_and_without_the_optimizers_state(make: Any, optimizer: bool, engine: bool) -> None:
+    """With it, Adam's count of steps begins anew too."""
     model, (x, y, *_) = inputs(dtype=torch.float32 if engine else torch.float64)
-    adapter = petal.Tent(model, 0.1, optimizer=sgd)
+    adapter = petal.Tent(model, 0.1, optimizer=make)
     start = {name: value.clone() for name, value in adapter.origin().items()}
     if engine:
         fast(adapter)
@@ -50,6 +53,6 @@ def test_a_restart_with_and_without_the_optimizers_state(optimizer: bool, engine
     restart(adapter, start, torch.tensor(True), optimizer)
     assert torch.equal(flat(adapter.adapted), flat(start))
     adapter(y)
-    fresh = petal.Tent(model, 0.1, optimizer=sgd)
+    fresh = petal.Tent(model, 0.1, optimizer=make)
     fresh(y)
     assert torch.allclose(flat(adapter.adapted), flat(fresh.adapted), atol=1e-5) is optimizer
