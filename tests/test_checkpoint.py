@@ -33,7 +33,17 @@ from petal import (
     Source,
     Tent,
 )
-from petal.checkpoint import CheckpointError, Checkpoints, DamagedCheckpoint, digest, load, read_state, save, to_host, write_state
+from petal.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    DamagedCheckpoint,
+    digest,
+    load,
+    read_state,
+    save,
+    to_host,
+    write_state,
+)
 
 
 def network(seed: int = 0) -> ConvNet:

@@ -29,7 +29,7 @@ def test_the_variance_is_at_least_a_twentieth_of_the_sources(variance: float, va
 
 @pytest.mark.parametrize("variance", [0.5, 2.0])
 def test_so_is_what_one_image_may_move_the_estimate_by(variance: float) -> None:
-    """Where what was seen has no variance left, an image counts up to 4 deviations of a twentieth of the source's variance."""
+    """Where what was seen has no variance left: 4 deviations of a twentieth of the source's variance."""
     layer = nn.BatchNorm1d(1, eps=0.0).double().eval()
     layer.running_var.fill_(variance)
     norm = RecentNorm(layer, Following(2.0, like=layer.weight), source=0.0, own=0.0)

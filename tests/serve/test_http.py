@@ -141,7 +141,7 @@ def test_readiness_goes_with_the_worker(tmp_path: Path) -> None:
     assert not asyncio.run(model.healthy())
 
 
-@pytest.mark.parametrize("version", ["1", "\u0660", "\uff10", "\u00b2", "+0", "-0", " 0", "0.0", "0" * 19, "adapt", "Source"])
+@pytest.mark.parametrize("version", ["1", "\u0660", "\uff10", "\u00b2", "+0", "-0", " 0", "0.0", "0" * 19, "Source"])
 def test_a_version_is_asked_for_in_plain_digits(version: str, tmp_path: Path) -> None:
     """Other digits than those from 0 to 9 are none, though Python reads them as numbers."""
     one = worker(tmp_path, Echo)
