@@ -1,6 +1,8 @@
 """Tiny networks for the tests: batch norm, group norm, and a transformer with odd parameter names."""
 
 import inspect
+from copy import deepcopy
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +54,12 @@ NETWORKS = {"batch-norm": lambda: ConvNet("batch"), "group-norm": lambda: ConvNe
 
 def network(name: str = "batch-norm", dtype: torch.dtype = torch.float32) -> nn.Module:
     """The named network with the same weights every time, its predictions spread out and its statistics set."""
-    with torch.random.fork_rng(devices=[]):
+    return deepcopy(_made(name)).to(dtype)
+
+
+@cache
+def _made(name: str) -> nn.Module:
+    with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = NETWORKS[name]()
         model.train()
@@ -61,7 +68,7 @@ def network(name: str = "batch-norm", dtype: torch.dtype = torch.float32) -> nn.
         with torch.no_grad():
             last = model.head if name == "vit" else model.fc
             last.weight.mul_(8)
-    return model.eval().to(dtype)
+    return model.eval()
 
 
 def images(count: int = 12, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -33,7 +33,17 @@ from petal import (
     Source,
     Tent,
 )
-from petal.checkpoint import CheckpointError, Checkpoints, DamagedCheckpoint, load, save, to_host
+from petal.checkpoint import (
+    CheckpointError,
+    Checkpoints,
+    DamagedCheckpoint,
+    digest,
+    load,
+    read_state,
+    save,
+    to_host,
+    write_state,
+)
 
 
 def network(seed: int = 0) -> ConvNet:
@@ -221,6 +231,37 @@ def test_every_flipped_byte_and_truncation_is_noticed(tmp_path: Path) -> None:
 class Bomb:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.mkdir, ("/tmp/petal-bomb-must-not-exist",)
+
+
+def test_names_types_shapes_and_values_are_in_the_checksum(tmp_path: Path) -> None:
+    tensors = {"a": torch.zeros(4), "b": torch.zeros(2, 2)}
+    others: list[dict[str, Tensor]] = [
+        {"a": torch.zeros(4), "c": torch.zeros(2, 2)}, {"a": torch.zeros(4, dtype=torch.int32), "b": torch.zeros(2, 2)},
+        {"a": torch.zeros(4), "b": torch.zeros(4)}, {"a": -torch.zeros(4), "b": torch.zeros(2, 2)},
+    ]  # fmt: skip
+    assert digest(tensors) == digest(dict(reversed(tensors.items())))
+    assert len({digest(tensors), digest(tensors, "text"), *map(digest, others)}) == 6
+    path = tmp_path / "checkpoint"
+    save(Tent(network()), path)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b'"dtype":"F32"', b'"dtype":"I32"'))     # the same bytes, read as other numbers
+    with pytest.raises(DamagedCheckpoint, match="checksum"):
+        load(Tent(network()), path)
+
+
+def test_a_state_that_cannot_be_put_into_place_changes_nothing(tmp_path: Path) -> None:
+    """Here the random numbers of the method are none; those of torch were put into place before that is found."""
+    adapter, path = Tent(network()), tmp_path / "checkpoint"
+    save(adapter, path)
+    about, state = read_state(path)
+    write_state(path, state | {"generator": torch.zeros_like(state["generator"])}, about)
+    torch.manual_seed(5)
+    adapter(batches(1)[0])
+    before, numbers = adapter.state_dict(), torch.get_rng_state()
+    with pytest.raises(CheckpointError):
+        load(adapter, path)
+    assert torch.equal(torch.get_rng_state(), numbers)
+    assert all(torch.equal(value, before[key]) for key, value in adapter.state_dict().items())
 
 
 def test_foreign_files_are_refused_and_never_run(tmp_path: Path) -> None:

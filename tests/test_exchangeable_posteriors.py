@@ -306,11 +306,14 @@ class TestSamples:
 class TestPosteriorRates:
     def test_rates(self) -> None:
         q = low_rank(network())
-        adapter = petal.Petal(network(), q, lr=petal.PosteriorRates(0.02, 0.025))
+        adapter = petal.Petal(network(), q, lr=petal.PosteriorRates(0.02, 0.038))
         got = {id(p): group["lr"] for group in adapter.optimizer.param_groups for p in group["params"]}
+        capped = set()
         for name, p in adapter.adapted.items():
             deviation = np.sqrt(np.mean(q.var[name].numpy() + (q.factors[name].numpy() ** 2).sum(0)))
-            assert got[id(p)] == pytest.approx(min(0.025, 0.02 * deviation), rel=1e-5), name
+            assert got[id(p)] == pytest.approx(min(0.038, 0.02 * deviation), rel=1e-5), name
+            capped.add(bool(0.02 * deviation > 0.038))
+        assert capped == {True, False}
 
     @pytest.mark.parametrize("name", ["share", "most"])
     def test_bad_values(self, name: str) -> None:

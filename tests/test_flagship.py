@@ -238,6 +238,13 @@ class TestCalibrate:
             adapter(images(seed=seed))
         assert float(adapter.log_temperature) < 0.1
 
+    def test_rises_to_four_at_most(self) -> None:
+        adapter = petal.Petal(network(), **(flagship() | {"calibrate": "teacher+student"}))
+        one, other = 99 * torch.eye(5), 99 * torch.eye(5).roll(1, 0)        # all sure, and never of one opinion
+        for _ in range(20):
+            adapter.temper(one, one, other)
+        assert float(adapter.log_temperature.exp()) == pytest.approx(4)
+
     def test_is_state(self) -> None:
         adapter = petal.Petal(network(), **(flagship() | {"calibrate": "student-view+teacher"}))
         for seed in range(3):
@@ -270,6 +277,14 @@ class TestJitter:
         noise = petal.Jitter(0.2)(x, generator=torch.Generator().manual_seed(0)) - x
         assert noise.std(0).tolist() == pytest.approx([0.2, 2.0, 0.0], rel=0.1)
         assert torch.equal(petal.Jitter(0.0)(x), x)
+
+    @pytest.mark.parametrize("count", [1, 3])
+    def test_of_few_images(self, count: int) -> None:
+        """One image has no spread, and stays as it is."""
+        x = torch.rand(count, 4)
+        noise = torch.randn(x.shape, generator=torch.Generator().manual_seed(7)).numpy()
+        expected = x.numpy() + 0.3 * x.numpy().std(0) * noise
+        np.testing.assert_allclose(petal.Jitter(0.3)(x, generator=torch.Generator().manual_seed(7)), expected, rtol=1e-5)
 
     def test_bad_values(self) -> None:
         with pytest.raises(petal.ConfigError, match="share of Jitter"):

@@ -25,3 +25,18 @@ def test_the_variance_is_at_least_a_twentieth_of_the_sources(variance: float, va
     below, above = norm(x).flatten().tolist()
     assert below == pytest.approx(0.0, abs=1e-6)
     assert above == pytest.approx((20 / variance) ** 0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("variance", [0.5, 2.0])
+def test_so_is_what_one_image_may_move_the_estimate_by(variance: float) -> None:
+    """Where what was seen has no variance left: 4 deviations of a twentieth of the source's variance."""
+    layer = nn.BatchNorm1d(1, eps=0.0).double().eval()
+    layer.running_var.fill_(variance)
+    norm = RecentNorm(layer, Following(2.0, like=layer.weight), source=0.0, own=0.0)
+    estimate = torch.tensor([[3.0], [9.0]], dtype=torch.float64)                     # mean and mean square: no variance
+    seen = torch.tensor([[[100.0], [-100.0]], [[1e6], [1e6]]], dtype=torch.float64)
+    reach = 4 * (variance / 20) ** 0.5
+    means = [3 + reach, 3 - reach]
+    found = norm.bounded(seen, estimate)
+    assert found[0].flatten().tolist() == pytest.approx(means)
+    assert found[1].flatten().tolist() == pytest.approx([mean**2 + 16 * variance / 20 for mean in means])

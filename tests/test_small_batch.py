@@ -277,6 +277,9 @@ def test_engine_compiles_for_the_memory_s_shape() -> None:
     assert adapter.inner_shape((64, 3, 8, 8)) == (64, 3, 8, 8)      # used as it is; and from the memory:
     assert adapter.method.batch_sizes == (10,)
     assert petal.Guard(adapter).inner_shape((3, 3, 8, 8)) == (3, 3, 8, 8)
+    for outer in (adapter, petal.Guard(adapter)):
+        petal.accelerate(outer, batch_shape=(3, 3, 8, 8))
+        assert adapter.method.executor.policy.shapes == {torch.Size([10, 3, 8, 8])}
     assert len(batch_norms(network())) == 2
 
 

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 import petal
 from networks import images, network
 from petal.engine import Policy
+from petal.engine.flat import Layout
+from petal.engine.networks import Member
 from petal.methods.network import ViewSource
-from petal.norm import RobustNorm, following
+from petal.norm import RobustNorm, following, shared_copy
 
 
 class Watching(petal.Adapter):
@@ -75,3 +77,17 @@ def test_copies_in_low_precision_follow_weights_that_somebody_changes(threads: i
     with torch.no_grad():
         adapter.copy.fc.weight.mul_(-1)
     assert torch.equal(adapter(images()), other(images()))
+
+
+def test_copies_of_a_network_on_the_parameters_of_another_are_made_anew_each_time() -> None:
+    """Kernels change the weights that they share, and torch counts no version of it."""
+    model = network()
+    layout = Layout.of(dict(model.named_parameters()), channels_last=False)
+    owner = Member(model, layout)
+    guest = Member(shared_copy(model, {}), layout, [owner])
+    assert guest.flat is owner.flat
+    for factor in (1, 2):
+        owner.flat.data.mul_(factor)
+        copies = dict(guest.in_low_precision(torch.bfloat16, adapted=True).named_parameters())
+        assert copies["fc.weight"].dtype == torch.bfloat16
+        assert torch.equal(copies["fc.weight"], model.fc.weight.bfloat16())

@@ -8,7 +8,8 @@ import torch
 
 from petal.augment import Views
 from petal.engine.policy import Policy
-from petal.engine.views import Maker
+from petal.engine.views import Maker, made_together
+from petal.methods.network import ViewSource
 
 
 class Interpreted(Policy):
@@ -30,6 +31,17 @@ def test_views_are_those_of_the_plain_code(shape: tuple[int, ...], per_sample: b
         assert made.shape == x.shape
         torch.testing.assert_close(made, views.apply(x, *drawn), rtol=0, atol=5e-6)
     assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("wanted", [[0, 1, 2, 3, 4], [1, 3], [4], []])
+def test_a_share_of_the_views_made_together_leaves_random_numbers_in_step(wanted: list[int]) -> None:
+    """Where others make the other views, their numbers are drawn all the same."""
+    x, views = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(0)), Views(per_sample=True)
+    every, random = torch.Generator().manual_seed(1), torch.Generator().manual_seed(1)
+    expected = [views.apply(x, *views.draw(x, every)) for _ in range(5)]
+    made = list(made_together(ViewSource(x, views, 5, random), wanted))
+    torch.testing.assert_close(made, [expected[number] for number in wanted])
+    assert torch.equal(random.get_state(), every.get_state())
 
 
 def test_compiled_views_are_the_same() -> None:

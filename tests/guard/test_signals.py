@@ -9,6 +9,7 @@ import torch
 import petal
 from networks import images, network
 from petal import Guard
+from petal.guard.signals import Sums
 
 from .scripted import CLASSES, batch, drive, make
 
@@ -42,6 +43,24 @@ def test_signals_against_numpy() -> None:
     flatter = (q * np.log(q)).sum(1).mean() - (p[1] * np.log(p[1])).sum(1).mean()
     assert status["drift"] == pytest.approx(flatter / np.log(CLASSES), rel=1e-4)
     assert flatter > 0.05
+
+
+@pytest.mark.parametrize(("length", "kept"), [(1000, 0.999**30), (50, 0.9)])
+def test_how_fast_the_sums_fade(length: int, kept: float) -> None:
+    """Comparisons by all samples since the last one, compared or not, but by no more than a tenth; the rest by its own."""
+    sums = Sums()
+    each, first = torch.eye(CLASSES).repeat(2, 1), 4 * torch.eye(CLASSES)[[0] * 10]         # 10 images
+    for logits, source in ((each, each.roll(1, 0)), (first, first)):                # they agree on none, then on all
+        sums.add(logits, length)
+        sums.compare(logits, logits, source, length, every=3)
+    here = sums.read(torch.zeros(2, dtype=torch.float64))
+    assert here.disagreement == pytest.approx(kept / (1 + kept))
+    sure = [math.exp(k) / (math.exp(k) + CLASSES - 1) for k in (1, 4)]
+    assert here.confidence == pytest.approx((kept * sure[0] + sure[1]) / (kept + 1), rel=1e-6)
+    seen = (1 - 1 / length) ** 10
+    mean = np.full(CLASSES, seen / CLASSES + (1 - sure[1]) / (CLASSES - 1)) / (seen + 1)
+    mean[0] = (seen / CLASSES + sure[1]) / (seen + 1)
+    assert here.concentration == pytest.approx(1 + (mean * np.log(mean)).sum() / np.log(CLASSES), rel=1e-5)
 
 
 def test_distance_is_in_standard_deviations_of_the_posterior() -> None:

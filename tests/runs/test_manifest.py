@@ -52,6 +52,15 @@ def test_a_folder_of_another_run_is_refused_and_more_jobs_are_added(source: Path
         open_run(tmp_path, first)
 
 
+def test_the_domains_of_an_order_that_is_added_are_named(source: Path, tmp_path: Path) -> None:
+    o = opened(source)
+    open_run(tmp_path, make_manifest(o, [job("bn")]))
+    merged = open_run(tmp_path, make_manifest(o, [replace(job("bn"), order=4)]))
+    assert merged["orders"] == [1, 4]
+    assert merged["order_names"] == {str(n): list(o.recipe.order(n)) for n in (1, 4)}
+    assert merged["order_names"]["1"] != merged["order_names"]["4"]
+
+
 def test_jobs_added_by_two_at_once_are_all_there(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     o = opened(source)
     open_run(tmp_path, make_manifest(o, [job("bn")]))

@@ -9,7 +9,7 @@ from runs.parts import Stop, job, opened, stopping_at, without_time
 
 
 def test_samples_are_the_first_images_of_each_domain(source: Path, tmp_path: Path) -> None:
-    o = opened(source)
+    o = opened(source, shuffle=True)
     j = job("bn")
     run_job(j, tmp_path, o)
     place = tmp_path / "jobs" / j.id
@@ -23,6 +23,7 @@ def test_samples_are_the_first_images_of_each_domain(source: Path, tmp_path: Pat
     assert [s["predicted"] for s in samples[:4]] == label[:4].tolist()
     assert [s["probability"] for s in samples[:4]] == pytest.approx(probability[:4].tolist())
     assert [s["label"] for s in samples[:4]] == batch.y[:4].tolist()
+    assert [s["index"] for s in samples[:4]] == batch.index[:4].tolist() != [0, 1, 2, 3]
 
 
 def test_gradual_keeps_samples_of_the_highest_severity(source: Path, tmp_path: Path) -> None:

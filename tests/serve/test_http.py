@@ -141,6 +141,16 @@ def test_readiness_goes_with_the_worker(tmp_path: Path) -> None:
     assert not asyncio.run(model.healthy())
 
 
+@pytest.mark.parametrize("version", ["1", "\u0660", "\uff10", "\u00b2", "+0", "-0", " 0", "0.0", "0" * 19, "Source"])
+def test_a_version_is_asked_for_in_plain_digits(version: str, tmp_path: Path) -> None:
+    """Other digits than those from 0 to 9 are none, though Python reads them as numbers."""
+    one = worker(tmp_path, Echo)
+    model = AdaptiveModel(one, one.settings, one.watch)
+    assert [model.target(known, {}) for known in ("0", "000", "source", None)] == ["0", "0", "source", "adapt"]
+    with pytest.raises(NoVersion, match=r"there are: source, 0\)"):
+        model.target(version, {})
+
+
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [(Busy(3), 503, "UNAVAILABLE"), (Closed(), 503, "UNAVAILABLE"), (NoVersion("7"), 404, "NOT_FOUND"),
