@@ -77,3 +77,4 @@ def _run() -> int:
         if code == INTERRUPTED:
             make_console(stderr=True).print("\npetal: interrupted")
         return code if isinstance(code, int) else int(code is not None)
+    return 0
