@@ -30,7 +30,7 @@ def demo(
     experiment = Experiment("digits", data="digits", images=images, severity=severity)
     console.print("[bold]Lifelong test-time adaptation on handwritten digits[/]")
     console.print(
-        "A small network learns clean digits. Then 15 corruptions arrive one after the other, without labels and without\n"
+        "A small network learns clean digits. Then 15 corruptions arrive one after the other, without labels and without "
         "notice; each method predicts every batch as it comes and adapts to it.", highlight=False
     )  # fmt: skip
     with shown_warnings(console):
