@@ -49,10 +49,10 @@ def lines(path: Path) -> list[dict[str, str]]:
 
 
 def test_the_answers_are_those_of_the_adapter(place: Path, tmp_path: Path) -> None:
-    found = apply(opened(place), tmp_path / "p.csv")
-    adapter = petal.adapt(petal.load_source(place / "source").model, flip=False, engine="eager")
+    found = apply(opened(place, batch_size=40, shuffled=True, engine="eager"), tmp_path / "p.csv")
+    adapter = petal.adapt(petal.load_source(place / "source").model, flip=False, shuffled=True, engine="eager")
     x = torch.from_numpy(np.load(place / "digits.npz")["images"]).permute(0, 3, 1, 2).float() / 255
-    logits = torch.cat([adapter(batch) for batch in x.split(8)])
+    logits = torch.cat([adapter(batch) for batch in x.split(40)])
     rows = lines(tmp_path / "p.csv")
     assert [int(row["label"]) for row in rows] == logits.argmax(1).tolist()
     assert [row["name"] for row in rows] == [NAMES[n] for n in logits.argmax(1)]
@@ -61,7 +61,7 @@ def test_the_answers_are_those_of_the_adapter(place: Path, tmp_path: Path) -> No
     np.testing.assert_allclose([float(row["confidence"]) for row in rows], probability.max(1), atol=1e-5)
     spread = -(probability * np.log(probability)).sum(1)
     np.testing.assert_allclose([float(row["entropy"]) for row in rows], spread, atol=1e-5)
-    assert [int(row["batch"]) for row in rows] == [n // 8 for n in range(40)]
+    assert [int(row["batch"]) for row in rows] == [0] * 40
     assert [row["image"] for row in rows] == [str(n) for n in range(40)]
     assert {row["did"] for row in rows} == {"adapted"}
     assert (found.images, found.did, found.done, found.unreadable) == (40, {"adapted": 40}, True, {})
@@ -187,14 +187,23 @@ def test_every_option_changes_something(place: Path, tmp_path: Path) -> None:
     plain = made("plain")[1]
     numbers = numbers_of(plain)
     changed: dict[str, dict[str, object]] = {
-        "seed": {"seed": 1}, "flip": {"flip": True}, "colour": {"colour": False}, "batch": {"batch_size": 10},
+        "flip": {"flip": True}, "batch": {"batch_size": 10}, "method": {"method": "tent"},
         "crop": {"crop": "24"}, "resize": {"resize": "20x24", "crop": "none"}, "mean": {"mean": "0.5", "std": "0.2,0.2,0.2"},
-        "interpolation": {"resize": "40x40", "interpolation": "nearest"}, "method": {"method": "tent"},
+        "interpolation": {"resize": "40x40", "interpolation": "nearest"},
         "set": {"method": "tent", "set": ("tent.lr=0.05",)},
     }  # fmt: skip
     found = {name: numbers_of(made(name, **given)[1]) for name, given in changed.items()}
     assert [name for name, others in found.items() if others == numbers] == []
     assert found["set"] != found["method"]
+    twice = np.load(place / "digits.npz")["images"].repeat(2, axis=0)           # two batches that are large
+    np.savez(place / "twice.npz", images=twice)
+    learning: dict[str, dict[str, object]] = {"plain": {}, "seed": {"seed": 1}, "colour": {"colour": False},
+                                              "shuffled": {"shuffled": False}}  # fmt: skip
+    last = {
+        name: numbers_of(made(f"l-{name}", "twice.npz", **{"batch_size": 40, "shuffled": True, **given})[1])[40:]
+        for name, given in learning.items()
+    }
+    assert [name for name in ("seed", "colour", "shuffled") if last[name] == last["plain"]] == []
     assert found["interpolation"] != numbers_of(made("bilinear", resize="40x40")[1])
     (tmp_path / "names.txt").write_text("\n".join("ABCDEFGHIJ"))
     assert {r["name"] for r in made("names", class_names=tmp_path / "names.txt")[1]} <= set("ABCDEFGHIJ")

@@ -33,7 +33,7 @@ def call(*arguments: object) -> Result:
 
 
 def test_a_folder_of_images(place: Path, tmp_path: Path) -> None:
-    common = ["--batch-size", 3, "--device", "cpu"]
+    common = ["--batch-size", 3, "--device", "cpu", "--method", "tent"]
     first = call("apply", place / "source", place / "images", "--out", tmp_path / "a.csv", *common, "--stop-after", 1)
     assert (first.exit_code, "stopped: the same command goes on" in first.output) == (0, True)
     listed = call("runs", tmp_path)

@@ -49,6 +49,7 @@ class Application:
     set: tuple[str, ...] = _adapt((), "METHOD.OPTION=VALUE; may be repeated.")
     flip: bool = _adapt(True, "A mirror image means the same (petal.adapt).")
     colour: bool = _adapt(True, "Colour and brightness carry no meaning (petal.adapt).")
+    shuffled: bool = _adapt(False, "The order of the images means nothing (petal.adapt).")
     engine: str = _adapt("auto", "How it is executed; eager is plain torch.", choices=("auto", "eager"))
     plugin: str | None = _adapt(None, "A Python file that adds methods or networks.", metavar="<path>")
     seed: int = _adapt(0, "Of the method's random numbers.", low=0)
@@ -58,8 +59,10 @@ class Application:
             raise ConfigError("say which network: a name, or a source folder (--source), one of them")
         if self.method is None and self.set:
             raise ConfigError(f"settings are of a method: give --method too, or leave out {', '.join(self.set)}")
-        if self.method is not None and not (self.flip and self.colour):
-            raise ConfigError("--no-flip and --no-colour are for petal.adapt; settings of a method are given by --set")
+        if self.method is not None and not (self.flip and self.colour and not self.shuffled):
+            raise ConfigError(
+                "--no-flip, --no-colour and --shuffled are for petal.adapt; settings of a method are given by --set"
+            )
 
     def open(self, path: str | Path, device: torch.device) -> "Opened":
         """Read network and images; nothing is written."""
@@ -131,14 +134,15 @@ class Opened:
         if self.row is not None:
             return self.opened.adapter(self.row, s.seed)
         plain = adapt(
-            self.opened.model, self.opened.posterior, flip=s.flip, colour=s.colour, seed=s.seed, engine="eager"
+            self.opened.model, self.opened.posterior, flip=s.flip, colour=s.colour, shuffled=s.shuffled, seed=s.seed,
+            engine="eager",
         )
         return self.opened.executed(plain)
 
     def about(self) -> dict[str, Any]:
         """What must be the same for work to be continued, as plain data: no path of this machine."""
         e, s = self.opened.experiment, self.settings
-        kept = ("batch_size", "flip", "colour", "engine", "seed", "set", "pretrained")
+        kept = ("batch_size", "flip", "colour", "shuffled", "engine", "seed", "set", "pretrained")
         given = {f.name: getattr(s, f.name) for f in fields(s) if f.name in kept}
         plugin = e.load_plugin()
         return {
