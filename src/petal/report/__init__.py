@@ -5,10 +5,10 @@
     petal.report.write_html(report, "report.html")
 
 It needs the run folders, or files made of them (`to_summary`), and nothing else. `files` and `records` read and check
-folders, `summaries` has what tables need of a run and its form as data, `rows` and `scores` sort jobs into rows and average,
-`tables` and `compare` make the tables as values, `protocol` says how they were evaluated, `contents` in which order they are
-read. `formats`, `figures` (with `curves`, `panels` and `drawing`) and `html` (with the templates in `page/`) show them. `paper`
-has the published numbers.
+folders, `summaries` has what tables need of a run and its form as data, `rows` and `scores` sort jobs into rows and
+average, `tables` and `compare` make the tables as values, `protocol` says how they were evaluated, `contents` in which
+order they are read. `formats`, `figures` (with `curves`, `panels` and `drawing`) and `html` (with the templates in
+`page/`) show them. `paper` has the published numbers.
 """
 
 from petal.errors import renamed
