@@ -116,14 +116,3 @@ def test_a_consistency_loss_beyond_float32_is_skipped(kind: str, engine: str) ->
     adapter(x)
     assert adapter.skipped == 1
     assert same(adapter.state_dict(), state | {"skipped": torch.tensor(1)})
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_a_batch_that_the_network_cannot_take_does_not_begin_an_episode(engine: str) -> None:
-    """Every batch that is taken puts the weights back; a refused one leaves those of the batch before."""
-    adapter = make("tent", engine, episodic=True)
-    run(adapter, 0)
-    before = adapter.state_dict()
-    with pytest.raises(petal.InputError):
-        adapter(torch.rand(4, 2, 8, 8))                                     # two channels instead of three
-    assert same(adapter.state_dict(), before)

@@ -97,12 +97,3 @@ def test_what_is_around_a_method_stays_if_the_method_refuses(kind: str) -> None:
     with pytest.raises(petal.ConfigError, match=r"'model\.fc\.weight' is"):
         other.load_state_dict(state)
     assert same(other.state_dict(), before)
-
-
-@pytest.mark.parametrize("engine", ENGINES)
-def test_the_count_of_skipped_updates_goes_on_from_a_state(engine: str) -> None:
-    adapter = make("tent", engine)
-    adapter.skipped = 3
-    other = make("tent", engine)
-    other.load_state_dict(adapter.state_dict())
-    assert other.skipped == 3
