@@ -11,7 +11,7 @@ from petal.calls import with_output
 from petal.engine import accelerate
 from petal.errors import ConfigError
 from petal.guard import Guard
-from petal.methods import Adapter, FanIn, Petal, SmallBatch
+from petal.methods import Adapter, FanIn, Petal, Robust, Screen, SmallBatch
 from petal.methods.base import Rates
 from petal.norm import batch_norms
 from petal.posterior import Posterior
@@ -48,6 +48,8 @@ def adapt(
     output: Callable[[Any], Any] | None = None,
     lr: Rates | None = None,
     small_batches: bool = False,
+    statistics: str = "batch",
+    outliers: str = "take",
     guard: bool = True,
     engine: str = "auto",
     batch_shape: Sequence[int] | None = None,
@@ -62,7 +64,8 @@ def adapt(
     std) of a network that takes normalised images; `output` finds the logits in what a network returns (`with_output`).
     Without batch norm the rates are three times those with it; `lr` says otherwise. With `small_batches` it takes single
     images and labels in runs too, and learns from a memory (`SmallBatch`): for streams that do not bring large shuffled
-    batches. `guard`, `engine` and `batch_shape` are those of `Guard` and `accelerate`; further options those of `Petal`.
+    batches. `statistics="median"` is the defence against images that are made to spoil the answers to others (`Robust`), and
+    `outliers` says what becomes of images far out of range: "refuse", "aside", "take" (`Screen`). `guard`, `engine` and `batch_shape` are those of `Guard` and `accelerate`; further options those of `Petal`.
     With a posterior it starts at the posterior's mean. `print` shows what was chosen.
 
     >>> import petal
@@ -89,8 +92,12 @@ def adapt(
     if lr is None:
         lr = FanIn() if any(True for _ in batch_norms(model)) else WITHOUT_BATCH_NORM
     adapter: Adapter = Petal(model, posterior, **{**flagship(augment), "lr": lr, "seed": seed, **options})
+    if statistics != "batch":
+        adapter = Robust(adapter, statistics)
     if small_batches:
         adapter = SmallBatch(adapter)
+    if outliers != "take":
+        adapter = Screen(adapter, outliers)
     if guard:
         adapter = Guard(adapter)
     return accelerate(adapter, engine, batch_shape)

@@ -14,7 +14,7 @@ from typing import Any
 from petal.augment import Views
 from petal.errors import ConfigError
 from petal.guard import Guard
-from petal.methods import ASR, METHODS, Adapter, Ordered, Petal, Reservoir, SmallBatch, Wrapper
+from petal.methods import ASR, METHODS, Adapter, Ordered, Petal, Reservoir, Robust, Screen, SmallBatch, Wrapper
 from petal.recipes.field import field
 from petal.recipes.names import unknown
 from petal.recipes.published import Recipe
@@ -25,7 +25,8 @@ from petal.restore import Fisher, Stochastic
 FIDELITIES = ("official", "paper")
 TABLE_1 = ("source", "bn", "pseudo-label", "tent-online", "tent", "cotta", "petal-sres", "petal")
 WRAPPERS: dict[str, type[Wrapper]] = {                                             # from the inside out
-    "asr": ASR, "reservoir": Reservoir, "small": SmallBatch, "order": Ordered, "guard": Guard,
+    "asr": ASR, "reservoir": Reservoir, "robust": Robust, "small": SmallBatch, "order": Ordered, "screen": Screen,
+    "guard": Guard,
 }  # fmt: skip
 
 __all__ = ["FIDELITIES", "TABLE_1", "WRAPPERS", "Row", "load_plugin", "pick_rows", "rows"]
