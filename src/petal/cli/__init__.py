@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from petal import __version__
 from petal.cli import bench
+from petal.cli.attack import attack
 from petal.cli.check import check
 from petal.cli.corrupt import corrupt
 from petal.cli.demo import demo
@@ -31,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, run, sweep, report, fit, tune, corrupt, serve, methods, check):
+for command in (demo, run, sweep, report, fit, tune, corrupt, serve, attack, methods, check):
     app.command()(command)
 app.add_typer(bench.app, name="bench")
 

@@ -17,7 +17,7 @@ from petal.norm.robust import check_kind
 class Robust(Wrapper):
     """Lets a method work by batch statistics that no few images of a batch decide, and learn by steps of limited length.
 
-    `statistics` are those of `petal.norm.BoundedNorm` in all networks of the method: "median" (after MedBN), "clipped" at
+    `norm` is the kind of `petal.norm.BoundedNorm` in all networks of the method: "median" (after MedBN), "clipped" at
     `reach` median deviations, "screened", or "batch", as they were. With `step`, no batch moves the weights further than this
     share of their length. The source's weights and checkpoints of the method are what they were.
 
@@ -28,9 +28,9 @@ class Robust(Wrapper):
     prefix = "robust."
     inner = True
 
-    def __init__(self, adapter: Adapter, statistics: str = "median", reach: float = 1.0, step: float | None = None) -> None:
+    def __init__(self, adapter: Adapter, norm: str = "median", reach: float = 1.0, step: float | None = None) -> None:
         super().__init__(adapter)
-        check_kind(statistics, reach)
+        check_kind(norm, reach)
         if step is not None:
             check_number("step", step, low=1e-12)
         if isinstance(adapter, Wrapper) and not adapter.inner:
@@ -39,17 +39,17 @@ class Robust(Wrapper):
             raise ConfigError("Robust changes networks and this method is accelerated: put it around before petal.accelerate")
         if step is not None and adapter.descent is None:
             raise ConfigError(f"{adapter.kind} learns nothing, so there is no step to limit: leave step out")
-        self.statistics_kind, self.reach, self.step_limit = statistics, reach, step
-        if statistics != "batch":
+        self.norm, self.reach, self.step_limit = norm, reach, step
+        if norm != "batch":
             with torch.inference_mode(False):
-                put_in(adapter, statistics, reach)
+                put_in(adapter, norm, reach)
         if step is not None and adapter.descent is not None:
             adapter.descent.first = (*adapter.descent.first, Limit(step))
 
     def describe(self) -> dict[str, str]:
         """What the method does, and how it is defended."""
         limit = "" if self.step_limit is None else f"; steps no longer than {self.step_limit:g} of the weights"
-        return self.adapter.describe() | {"robust": f"{self.statistics_kind} statistics{limit}"}
+        return self.adapter.describe() | {"robust": f"{self.norm} statistics{limit}"}
 
 
 def put_in(adapter: Adapter, kind: str, reach: float) -> None:

@@ -15,7 +15,7 @@ from petal.methods.inputs import check_choice, check_number
 from petal.methods.network import logits_of
 from petal.methods.wrapper import Wrapper, beginning
 from petal.norm import plain_copy
-from petal.norm.robust import distances
+from petal.norm.robust import distances, median
 from petal.order import Keys
 
 log = logging.getLogger(__name__)
@@ -34,8 +34,9 @@ class Screen(Wrapper):
         take        as if there were no screen
 
     With `quarantine` an image is also kept from learning, and from the batch statistics of others, if its brightness, contrast
-    and texture differ from those of the batch so many times as much as is usual in it. It is answered by the adapter in a
-    second look at the whole batch. 3 is little, 6 is much.
+    and texture differ from those of the batch so many times as much as is usual in it (3 is little, 6 is much), or if it is
+    the copy of another one in the batch. It is answered by the adapter in a second look at the whole batch. Where that would
+    be half of a batch or more, nothing is.
 
     Another image of the batch takes the place of what is left out where the method goes by batches of one size.
     `aside` and `quarantined` count images. One wait for the device each batch.
@@ -163,7 +164,7 @@ class Screen(Wrapper):
         values = features(x.where(~out.view(-1, *[1] * (x.dim() - 1)), 0.0))
         far = distances(values[~out])
         odd = none.clone()
-        odd[~out] = far > self.quarantine * far.median()
+        odd[~out] = (far > self.quarantine * far.median()) | again(values[~out])
         return odd if 2 * int(odd.sum()) < int((~out).sum()) else none
 
     def _places(self, out: Tensor) -> Tensor:
@@ -238,6 +239,13 @@ def features(x: Tensor) -> Tensor:
     parts = [x.mean(pixels), (x.var(pixels, correction=0) + 1e-4).log()]
     parts += [(x.diff(dim=d).square().mean(pixels) + 1e-4).log() for d in pixels if x.shape[d] > 1]
     return torch.cat(parts, 1)
+
+
+def again(values: Tensor) -> Tensor:
+    """Which rows of values [N, K] are those of an earlier row, but for a thousandth of how rows usually differ."""
+    usual = (values - median(values)).abs()
+    apart = (values[:, None] - values).abs() <= 1e-3 * median(usual)
+    return apart.all(2).tril(-1).any(1)
 
 
 def _keys(stream: Keys, places: Tensor, count: int) -> Keys:
