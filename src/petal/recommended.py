@@ -64,8 +64,9 @@ def adapt(
     std) of a network that takes normalised images; `output` finds the logits in what a network returns (`with_output`).
     Without batch norm the rates are three times those with it; `lr` says otherwise. With `small_batches` it takes single
     images and labels in runs too, and learns from a memory (`SmallBatch`): for streams that do not bring large shuffled
-    batches. `statistics="median"` is the defence against images that are made to spoil the answers to others (`Robust`), and
-    `outliers` says what becomes of images far out of range: "refuse", "aside", "take" (`Screen`). `guard`, `engine` and `batch_shape` are those of `Guard` and `accelerate`; further options those of `Petal`.
+    batches. `statistics="median"` is the defence against images that are made to spoil the answers to others (`Robust`),
+    and `outliers` says what becomes of images far out of range: "refuse", "aside", "take" (`Screen`). `guard`, `engine` and
+    `batch_shape` are those of `Guard` and `accelerate`; further options those of `Petal`.
     With a posterior it starts at the posterior's mean. `print` shows what was chosen.
 
     >>> import petal

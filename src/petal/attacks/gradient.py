@@ -28,9 +28,9 @@ class Invade:
     """The distribution invading attack (Wu et al., 2023): projected gradient ascent on the error of the benign images.
 
     His images go as far as `eps` from honest ones, or anywhere. `knows` is "all": the weights of now and the images of the
-    others with their labels; or "source": the weights before adaptation and images of his own in the others' place. `loss` is
-    the cross-entropy, capped, or the "margin" of the right class. Where batch statistics are robust he ascends by their own
-    gradient and, once more, by that of the plain mean, and sends what does more harm.
+    others with their labels; or "source": the weights before adaptation and images of his own in the others' place. `loss`
+    is the cross-entropy, capped, or the "margin" of the right class. Where batch statistics are robust he ascends by their
+    own gradient and, once more, by that of the plain mean, and sends what does more harm.
     """
 
     eps: float | None = 16 / 255
@@ -41,7 +41,8 @@ class Invade:
 
     def __post_init__(self) -> None:
         if self.knows not in ("all", "source") or self.loss not in ("cross-entropy", "margin"):
-            raise ConfigError(f"knows is 'all' or 'source', loss 'cross-entropy' or 'margin'; got {self.knows!r}, {self.loss!r}")
+            got = f"{self.knows!r}, {self.loss!r}"
+            raise ConfigError(f"knows is 'all' or 'source', loss 'cross-entropy' or 'margin'; got {got}")
 
     def images(self, scene: Scene) -> Tensor:
         """Images after the ascent."""
@@ -139,9 +140,9 @@ def _ascended(
             whole = x.detach().clone().index_put((where.nonzero().squeeze(1),), mine)
             value = objective(whole)
             (gradient,) = torch.autograd.grad(value, mine, allow_unused=True)
-        mine = mine.detach()
-        if float(value) > most:
-            best, most = mine.clone(), float(value)
+        mine, reached = mine.detach(), float(value.detach())
+        if reached > most:
+            best, most = mine.clone(), reached
         if gradient is None or step == steps:
             break
         mine = mine + width * (0.3 - 0.25 * step / steps) * gradient.nan_to_num().sign()
@@ -156,7 +157,7 @@ def _noise(like: Tensor, scene: Scene) -> Tensor:
 
 
 def answering(method: Adapter, knows: str = "all") -> list[Callable[[Tensor], Tensor]]:
-    """The networks that answer for a method, with gradients to what they are given; with mirror images where it uses them."""
+    """The networks that answer for a method, with gradients to what they are given; mirror images where it uses them."""
     if knows == "source":
         source = getattr(method, "source", None)
         if isinstance(method, MeanTeacher) and isinstance(source, nn.Module):

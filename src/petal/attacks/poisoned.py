@@ -11,6 +11,7 @@ from petal.attacks.scene import Attack, Scene
 from petal.calls import inputs_and_labels
 from petal.data.streams import Batch
 from petal.errors import ConfigError, DataError
+from petal.evaluate import STREAM
 from petal.methods import Adapter
 
 OWN = 200           # images that an attacker keeps
@@ -44,18 +45,18 @@ class Poisoned:
         return len(self.stream)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Batch]:
-        seen, own = 0, None
+        seen, own = 0, list[Tensor]()
         for number, given in enumerate(self.stream):
             batch = as_batch(given, number)
             places = self.places(batch, seen)
             seen += len(batch)
             mine = batch.x[places], batch.y[places]
-            own = mine if own is None else tuple(torch.cat(pair)[:OWN] for pair in zip(own, mine, strict=True))
+            own = [torch.cat(pair)[:OWN] for pair in zip(own, mine, strict=True)] if own else list(mine)
             x, where = batch.x, torch.zeros(len(batch), dtype=torch.bool, device=batch.x.device)
             where[places] = True
             if len(places):
                 generator = torch.Generator().manual_seed((self.seed << 32) + batch.position + 1)
-                scene = Scene(batch.x, batch.y, where, *own, self.victim, generator)
+                scene = Scene(batch.x, batch.y, where, own[0], own[1], self.victim, generator)
                 x = x.clone()
                 x[where] = self.attack.images(scene).detach().to(x)
             yield replace(batch, x=x, benign=~where)
@@ -76,5 +77,6 @@ def as_batch(given: Any, number: int) -> Batch:
         raise DataError(f"batch {number} is to be poisoned and is no tensor with labels: both are needed")
     if isinstance(given, Batch):
         return given
-    known = {name: getattr(given, name) for name in ("domain", "severity", "position") if hasattr(given, name)}
-    return Batch(x, y, index=torch.arange(len(y)), **({"domain": "stream", "severity": 0, "position": number} | known))
+    domain, severity = getattr(given, "domain", STREAM), int(getattr(given, "severity", 0))
+    position = int(getattr(given, "position", number))
+    return Batch(x, y, domain, severity, torch.arange(len(y)), position, stream=getattr(given, "stream", None))

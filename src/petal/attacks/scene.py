@@ -1,7 +1,7 @@
 """What an attacker sees of a batch, and what an attack is."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -48,7 +48,10 @@ class Scene:
 class Attack(Protocol):
     """Makes the images that an attacker sends."""
 
-    together: ClassVar[bool]                # they come in a row at the beginning of a batch, not spread over it
+    @property
+    def together(self) -> bool:
+        """They come in a row at the beginning of a batch, not spread over it."""
+        ...
 
     def images(self, scene: Scene) -> Tensor:
         """The attacker's images [count, ...] of a batch."""

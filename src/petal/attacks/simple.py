@@ -33,7 +33,8 @@ class Picture:
 
     def __post_init__(self) -> None:
         if self.kind not in PICTURES or self.period < 1:
-            raise ConfigError(f"a picture is one of {', '.join(PICTURES)}, of a period from 1; got {self.kind!r}, {self.period}")
+            got = f"{self.kind!r}, {self.period}"
+            raise ConfigError(f"a picture is one of {', '.join(PICTURES)}, of a period from 1; got {got}")
 
     def images(self, scene: Scene) -> Tensor:
         """The picture, as often as wanted."""
@@ -78,7 +79,7 @@ class Flood:
     in_a_row: bool = False
 
     @property
-    def together(self) -> bool:  # type: ignore[override]
+    def together(self) -> bool:
         """As it is said."""
         return self.in_a_row
 

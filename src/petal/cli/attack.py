@@ -60,7 +60,8 @@ def attack(
     experiment = Experiment(recipe, stream="continual", **given)
     rows = experiment.rows(method or ["petal-f"], settings or [])
     wanted = dict.fromkeys(["none", *(attacks or ATTACKS)])
-    table = Table("method", "attack", *(f"{100 * value:g} %: during (after)" for value in shares), title=f"attacks on {recipe}")
+    columns = [f"{100 * value:g} %: during (after)" for value in shares]
+    table = Table("method", "attack", *columns, title=f"attacks on {recipe}")
     if out is not None:
         make_folder(out.parent)
     with shown_warnings(console):

@@ -18,8 +18,8 @@ class Robust(Wrapper):
     """Lets a method work by batch statistics that no few images of a batch decide, and learn by steps of limited length.
 
     `norm` is the kind of `petal.norm.BoundedNorm` in all networks of the method: "median" (after MedBN), "clipped" at
-    `reach` median deviations, "screened", or "batch", as they were. With `step`, no batch moves the weights further than this
-    share of their length. The source's weights and checkpoints of the method are what they were.
+    `reach` median deviations, "screened", or "batch", as they were. With `step`, no batch moves the weights further than
+    this share of their length. The source's weights and checkpoints of the method are what they were.
 
     It goes around a method before `petal.accelerate`. Networks without batch norm have nothing to defend: they stay as they
     are. A method that has norms of its own (RoTTA, NOTE, BN with a share) is refused.
@@ -36,7 +36,7 @@ class Robust(Wrapper):
         if isinstance(adapter, Wrapper) and not adapter.inner:
             raise ConfigError(f"Robust goes directly around a method; {adapter.kind} is wrapped already: swap the two")
         if adapter.executor is not None:
-            raise ConfigError("Robust changes networks and this method is accelerated: put it around before petal.accelerate")
+            raise ConfigError("Robust changes networks, and this method is accelerated: accelerate it afterwards")
         if step is not None and adapter.descent is None:
             raise ConfigError(f"{adapter.kind} learns nothing, so there is no step to limit: leave step out")
         self.norm, self.reach, self.step_limit = norm, reach, step

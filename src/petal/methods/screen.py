@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -20,23 +20,24 @@ from petal.order import Keys
 
 log = logging.getLogger(__name__)
 
+Answers = Callable[..., Tensor]
 OUTLIERS = ("refuse", "aside", "take")
 
 
 class Screen(Wrapper):
     """Looks at the values of a batch before an adapter sees them. The other images keep their answers, whatever is sent.
 
-    An image is an outlier if a value of it is not finite or lies further than `margin` times the range of values given so far
-    outside that range (and outside [0, 1]); most images of a batch say what its range is, so that a few cannot widen it.
+    An image is an outlier if a value of it is not finite, or lies further outside the range of values given so far (and
+    outside [0, 1]) than `margin` times that range; most images of a batch say what it is, so that a few cannot widen it.
 
         refuse      an InputError that says which images, and nothing changes
         aside       they never reach the adapter; the source with its own running statistics answers them
         take        as if there were no screen
 
-    With `quarantine` an image is also kept from learning, and from the batch statistics of others, if its brightness, contrast
-    and texture differ from those of the batch so many times as much as is usual in it (3 is little, 6 is much), or if it is
-    the copy of another one in the batch. It is answered by the adapter in a second look at the whole batch. Where that would
-    be half of a batch or more, nothing is.
+    With `quarantine` an image is also kept from learning, and from the batch statistics of others, if its brightness,
+    contrast and texture differ from those of the batch so many times as much as is usual in it (3 is little, 6 is much), or
+    if it is the copy of another one in the batch. It is answered by the adapter in a second look at the whole batch. Where
+    that would be half of a batch or more, nothing is.
 
     Another image of the batch takes the place of what is left out where the method goes by batches of one size.
     `aside` and `quarantined` count images. One wait for the device each batch.
@@ -101,7 +102,10 @@ class Screen(Wrapper):
         return usual and x.device == self.device and x.dtype == self.dtype
 
     def _screened(self, x: Tensor, stream: Keys, how: str) -> Tensor:
-        call = {"learn": self.adapter, "observe": self.adapter.observe, "predict": self.adapter.predict}[how]
+        calls: dict[str, Answers] = {
+            "learn": self.adapter, "observe": self.adapter.observe, "predict": self.adapter.predict
+        }  # fmt: skip
+        call = calls[how]
         if not self._looks(x):
             return call(x, stream=stream)       # it says what is wrong with the batch, or takes it
         with self._lock, torch.inference_mode(False):
@@ -121,7 +125,7 @@ class Screen(Wrapper):
                 self.aside, self.quarantined = self.aside + int(out.sum()), self.quarantined + int(odd.sum())
             return logits
 
-    def _without(self, x: Tensor, stream: Keys, call: Adapter, out: Tensor, odd: Tensor) -> Tensor:
+    def _without(self, x: Tensor, stream: Keys, call: Answers, out: Tensor, odd: Tensor) -> Tensor:
         """Answers to all images, by an adapter that sees the usual ones; those in quarantine by a second look."""
         if bool(out.any()):
             self._tell(out)
@@ -208,12 +212,12 @@ class Screen(Wrapper):
         low, high = self._range.tolist()
         given = f" ({low:.3g} to {high:.3g})" if low == low else ""
         return InputError(
-            f"images {_numbers(out)} of the batch have values far outside those given so far{given}, or that are not finite: "
+            f"images {_numbers(out)} of the batch have values far outside those given so far{given}, or not finite: "
             'leave them out, or set outliers="aside"'
         )
 
     def _tell(self, out: Tensor) -> None:
-        text = f"images {_numbers(out)} of a batch have values far outside those given so far, or that are not finite: set aside"
+        text = f"images {_numbers(out)} of a batch have values far outside those given so far, or not finite: set aside"
         if self.aside:
             log.info(text)
         else:
