@@ -15,6 +15,16 @@ def asr(adapter: petal.Adapter) -> petal.Adapter:
     return petal.ASR(adapter, level=0.6, keep=1.0, slope=0.2)
 
 
+def clipped(adapter: petal.Adapter) -> petal.Adapter:
+    """Steps that have a limit, and statistics of each image too."""
+    return petal.Robust(adapter, "clipped", step=1e-3)
+
+
+def refusing(adapter: petal.Adapter) -> petal.Adapter:
+    """A screen that refuses NaN, as the checks demand."""
+    return petal.Screen(adapter, "refuse")
+
+
 FACTORIES = {name: Factory(method) for name, method in petal.METHODS.items()} | {
     "flagship": Factory(petal.Petal, **(flagship() | {"warmup": 3})),
     "flagship, tempered": Factory(petal.Petal, **(flagship() | {          # with all that it can have besides
@@ -26,6 +36,9 @@ FACTORIES = {name: Factory(method) for name, method in petal.METHODS.items()} | 
     "tent+small": Factory(petal.Tent, [petal.SmallBatch]),
     "flagship+small": Factory(petal.Petal, [petal.SmallBatch], **(flagship() | {"warmup": 3})),
     "petal+small+guard": Factory(petal.Petal, [petal.SmallBatch, petal.Guard]),
+    "tent+robust+screen": Factory(petal.Tent, [clipped, refusing]),
+    "flagship+robust+screen+guard": Factory(petal.Petal, [petal.Robust, refusing, petal.Guard],
+                                            **(flagship() | {"warmup": 3})),
 }
 CHECKS = [pytest.param(check, id=f"{name}: {check}") for name in FACTORIES for check in check_method(FACTORIES[name])]
 ALONE = {"source", "lame", "rotta", "note", "petta", "memo"}       # by running statistics: one value a channel is enough

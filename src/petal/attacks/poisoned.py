@@ -14,6 +14,7 @@ from petal.errors import ConfigError, DataError
 from petal.evaluate import STREAM
 from petal.methods import Adapter
 
+APART = 1_000_003   # between the random numbers of two seeds: torch takes 32 bits of one
 OWN = 200           # images that an attacker keeps
 
 
@@ -55,7 +56,7 @@ class Poisoned:
             x, where = batch.x, torch.zeros(len(batch), dtype=torch.bool, device=batch.x.device)
             where[places] = True
             if len(places):
-                generator = torch.Generator().manual_seed((self.seed << 32) + batch.position + 1)
+                generator = torch.Generator().manual_seed(self.seed * APART + batch.position + 1)
                 scene = Scene(batch.x, batch.y, where, own[0], own[1], self.victim, generator)
                 x = x.clone()
                 x[where] = self.attack.images(scene).detach().to(x)
@@ -66,7 +67,7 @@ class Poisoned:
         count = int((seen + len(batch)) * self.share + 1e-9) - int(seen * self.share + 1e-9)
         if self.attack.together:
             return torch.arange(count)
-        generator = torch.Generator().manual_seed((self.seed << 32) + batch.position)
+        generator = torch.Generator().manual_seed(self.seed * APART + batch.position)
         return torch.randperm(len(batch), generator=generator)[:count].sort().values
 
 

@@ -68,7 +68,7 @@ class Guard(Wrapper):
         soften: float = 0.5,
         drift: float = 0.03,
         pull: float = 0.05,
-        strangers: float = 0.45,
+        strangers: float = 0.35,
     ) -> None:
         super().__init__(adapter)
         check_choice("policy", policy, POLICIES)

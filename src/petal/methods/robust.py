@@ -1,7 +1,7 @@
 """Defences of how a method normalises and learns: batch statistics of bounded influence, and steps of bounded length."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from petal.errors import ConfigError
@@ -12,6 +12,7 @@ from petal.methods.wrapper import Wrapper
 from petal.norm import BoundedNorm
 from petal.norm.network import guarded_layer
 from petal.norm.robust import check_kind
+from petal.order import Keys
 
 
 class Robust(Wrapper):
@@ -46,6 +47,11 @@ class Robust(Wrapper):
         if step is not None and adapter.descent is not None:
             adapter.descent.first = (*adapter.descent.first, Limit(step))
 
+    def forward(self, x: Tensor, stream: Keys = None) -> Tensor:
+        """Predict and adapt, as the method does."""
+        logits: Tensor = self.adapter(x, stream=stream)
+        return logits
+
     def describe(self) -> dict[str, str]:
         """What the method does, and how it is defended."""
         limit = "" if self.step_limit is None else f"; steps no longer than {self.step_limit:g} of the weights"
@@ -62,7 +68,7 @@ def put_in(adapter: Adapter, kind: str, reach: float) -> None:
                 own.append(type(layer).__name__)
             elif isinstance(layer, _BatchNorm) and layer.running_mean is None:
                 if layer not in made:
-                    made[layer] = guarded_layer(name, BoundedNorm(layer, kind, reach))
+                    made[layer] = guarded_layer(name, BoundedNorm(layer, kind, reach)).train(layer.training)
                 parent._modules[name] = made[layer]
             elif isinstance(layer, _BatchNorm):
                 own.append("running statistics")
