@@ -470,7 +470,7 @@ def test_it_goes_around_adapters_only() -> None:
 @pytest.mark.parametrize(("attack", "share", "alarm"), [("none", 0.2, False), ("white", 0.2, True), ("stripes", 0.2, True),
                                                         ("dia-free", 0.3, True)])  # fmt: skip
 def test_strangers_in_a_batch_are_seen_and_nothing_is_changed(attack: str, share: float, alarm: bool) -> None:
-    guard = Guard(petal.Tent(network()), every=1, strangers=0.5)
+    guard = Guard(petal.Tent(network()), every=1, strangers=0.17)
     twin = petal.Tent(network())
     clean = [(images(40, seed=seed), torch.zeros(40, dtype=torch.long)) for seed in range(3)]
     with warnings.catch_warnings(record=True) as told:
@@ -480,8 +480,8 @@ def test_strangers_in_a_batch_are_seen_and_nothing_is_changed(attack: str, share
     found = [(a.step, a.signal, a.action) for a in guard.alarms]
     assert found == ([(1, "strangers", "warn")] if alarm else [])           # and not again while they stay
     assert ("strangers" in " ".join(str(w.message) for w in told)) is alarm
-    assert (guard.status()["strangers"] > 0.5) is alarm
-    other = Guard(petal.Tent(network()), every=1, strangers=0.5)
+    assert (guard.status()["strangers"] > 0.17) is alarm
+    other = Guard(petal.Tent(network()), every=1, strangers=0.17)
     other.load_state_dict(guard.state_dict())
     assert other.status() == guard.status()
     assert other.alarms == guard.alarms

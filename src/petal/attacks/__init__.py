@@ -28,6 +28,7 @@ ATTACKS: dict[str, Callable[[], Attack]] = {
     "flood": Flood,
     "bend": partial(Flood, in_a_row=True),
     "dia": Invade,
+    "dia-wide": partial(Invade, eps=40 / 255),
     "dia-free": partial(Invade, eps=None),
     "margin": partial(Invade, eps=None, knows="source", loss="margin"),
     "gate-open": Gate,
