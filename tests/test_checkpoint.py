@@ -276,12 +276,14 @@ def test_two_generations_and_falling_back(tmp_path: Path) -> None:
 def test_keeps_as_many_as_asked_for_and_nothing_else(tmp_path: Path) -> None:
     kept = Checkpoints(tmp_path, keep=3)
     (tmp_path / ".checkpoint-1.safetensors.0123.tmp").touch()  # as a killed process leaves it
+    (tmp_path / ".tmpMJBEUN").touch()                          # and safetensors in it
     (tmp_path / "notes.txt").touch()
+    (tmp_path / ".tmp-notes").touch()
     for _ in range(5):
         kept.save(Source(network()))
         kept.wait()
     assert [p.name[11:12] for p in kept.paths()] == ["5", "4", "3"]
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(list(tmp_path.iterdir())) == 5
 
 
 # -- in the background -------------------------------------------------------------------------------------------------

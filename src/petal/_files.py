@@ -49,6 +49,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.close(folder)
 
 
+def left_behind(folder: Path, name: str = "*") -> Iterator[Path]:
+    """What processes that were killed while they wrote files of this name left, in a folder that nobody else writes to."""
+    yield from folder.glob(f".{name}.tmp")
+    yield from folder.glob(f".tmp{6 * '[0-9A-Za-z]'}")          # safetensors', before it has that name
+
+
 @contextmanager
 def alone(folder: Path, taken: str | None = None) -> Iterator[None]:
     """No other process has this folder, or a ConfigError with these words. Without words it waits until none has.

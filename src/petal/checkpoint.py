@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from petal._files import replacing
+from petal._files import left_behind, replacing
 from petal._random import PREFIX as RANDOM
 from petal._random import random_state, set_random_state
 from petal._version import __version__
@@ -35,6 +35,7 @@ from petal.methods import Adapter
 from petal.statistics import SourceStatistics
 
 FORMAT = "petal-checkpoint-1"
+FILE = "checkpoint-*"
 
 PathLike = str | os.PathLike[str]
 
@@ -180,7 +181,7 @@ class Checkpoints:
     def clear(self) -> None:
         """Remove all of them, and what an interrupted write left."""
         self.wait()
-        _remove([*self.paths(), *self._left_behind()])
+        _remove([*self.paths(), *left_behind(self.folder, FILE)])
         self._damaged.clear()
 
     def _undamaged(self) -> Iterator[tuple[Path, dict[str, Any], dict[str, Tensor]]]:
@@ -194,9 +195,6 @@ class Checkpoints:
                 warnings.warn(text, PetalWarning, stacklevel=3)
                 continue
             yield path, about, state
-
-    def _left_behind(self) -> Iterator[Path]:
-        return self.folder.glob(".checkpoint-*.tmp")
 
     def _write_pending(self) -> None:
         """What the thread does. It touches host memory only: a CUDA graph may be being captured meanwhile."""
@@ -228,7 +226,7 @@ class Checkpoints:
 
     def _write(self, snapshot: "_Snapshot") -> None:
         """The next generation; then all but the newest `keep` go, and those that were found damaged."""
-        _remove(self._left_behind())                # by a process that was killed
+        _remove(left_behind(self.folder, FILE))
         before = self.paths()
         number = int(_number(before[0])) + 1 if before else 1
         write_state(self.folder / f"checkpoint-{number}.safetensors", snapshot.state, snapshot.about)

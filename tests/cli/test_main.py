@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +24,18 @@ def test_interrupted_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         cli.main()
     assert end.value.code == 130
     assert "petal: interrupted" in capsys.readouterr().err
+
+
+def test_a_rank_ends_without_the_end_of_python() -> None:
+    """What is left of a process group's threads may abort a Python that is ending."""
+    program = "import atexit; atexit.register(print, 'late'); from petal.cli import main; main()"
+    for ranks, said in (("2", [f"petal {petal.__version__}"]), ("1", [f"petal {petal.__version__}", "late"])):
+        end = subprocess.run(
+            [sys.executable, "-c", program, "--version"], env={**os.environ, "WORLD_SIZE": ranks, "RANK": "0"},
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert end.stdout.splitlines() == said
+        assert not end.stderr
 
 
 def test_methods_are_listed_with_their_cards(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The command `petal`: the only layer that prints, picks devices and seeds."""
 
 import logging
+import os
 import sys
 import warnings
 from typing import Annotated
@@ -9,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from petal import __version__
+from petal import __version__, parallel
 from petal.cli import bench
 from petal.cli.attack import attack
 from petal.cli.check import check
@@ -55,13 +56,24 @@ def options(
 
 def main() -> None:
     """Run the command line; what petal raises on purpose becomes one line and exit code 2."""
+    code = _run()
+    if parallel.started():      # a rank: what is left of gloo's threads would meet a Python that is ending, and abort it
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _run() -> int:
+    """The exit code of the command."""
     try:
         app()
     except PetalError as error:
         Console(stderr=True, highlight=False).print(f"[bold red]petal:[/bold red] {escape(str(error))}", soft_wrap=True)
-        sys.exit(2)
+        return 2
     except (KeyboardInterrupt, SystemExit) as end:      # typer makes an exit of Ctrl-C
-        if isinstance(end, SystemExit) and end.code != INTERRUPTED:
-            raise
-        Console(stderr=True).print("\npetal: interrupted")
-        sys.exit(INTERRUPTED)
+        code = end.code if isinstance(end, SystemExit) else INTERRUPTED
+        if code == INTERRUPTED:
+            Console(stderr=True).print("\npetal: interrupted")
+        return code if isinstance(code, int) else int(code is not None)
+    return 0

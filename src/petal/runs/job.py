@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from petal._files import alone, make_folder, write_json
+from petal._files import alone, left_behind, make_folder, write_json
 from petal.checkpoint import Checkpoints
 from petal.data import Batch
 from petal.errors import DataError
@@ -130,7 +130,7 @@ def run_job(
                 ranks.exchange([DONE])
             tell(JobProgress(job, len(records), len(records), None, score(records)["error"], resumed=True))
             return records
-        for stale in place.glob(".*.tmp"):  # of a process that was killed while it wrote
+        for stale in left_behind(place):
             stale.unlink()
         return _Running(job, place, opened, checkpoint_every, tell, stop).run()
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from petal._files import left_behind
 from petal._random import random_state, set_random_state
 from petal.checkpoint import CheckpointError, DamagedCheckpoint, load, save
 from petal.errors import PetalError
@@ -52,10 +53,12 @@ class Versions:
         folder.mkdir(parents=True, exist_ok=True)
 
     def read(self, adapter: Adapter) -> None:
-        """Find the versions that an earlier process kept; a damaged file is left out.
+        """Find the versions that an earlier process kept; a damaged file is left out, and what a killed one left goes.
 
         The adapter and torch's own random numbers end as they were.
         """
+        for stale in left_behind(self.folder):
+            stale.unlink(missing_ok=True)
         before, generators = adapter.state_dict(), random_state()
         for path in self.folder.glob("version-*.safetensors"):
             if match := _FILE.fullmatch(path.name):
