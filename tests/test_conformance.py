@@ -20,6 +20,16 @@ def large(adapter: petal.Adapter) -> petal.Adapter:
     return petal.SmallBatch(adapter, memory=12, large=2, sure=0.0)
 
 
+def clipped(adapter: petal.Adapter) -> petal.Adapter:
+    """Steps that have a limit, and statistics of each image too."""
+    return petal.Robust(adapter, "clipped", step=1e-3)
+
+
+def refusing(adapter: petal.Adapter) -> petal.Adapter:
+    """A screen that refuses NaN, as the checks demand."""
+    return petal.Screen(adapter, "refuse")
+
+
 FACTORIES = {name: Factory(method) for name, method in petal.METHODS.items()} | {
     "flagship": Factory(petal.Petal, **(flagship() | {"warmup": 3})),
     "flagship, tempered": Factory(petal.Petal, **(flagship() | {          # with all that it can have besides
@@ -32,6 +42,9 @@ FACTORIES = {name: Factory(method) for name, method in petal.METHODS.items()} | 
     "tent+small, as they are": Factory(petal.Tent, [large]),
     "flagship+small": Factory(petal.Petal, [petal.SmallBatch], **(flagship() | {"warmup": 3})),
     "petal+small+guard": Factory(petal.Petal, [petal.SmallBatch, petal.Guard]),
+    "tent+robust+screen": Factory(petal.Tent, [clipped, refusing]),
+    "flagship+robust+screen+guard": Factory(petal.Petal, [petal.Robust, refusing, petal.Guard],
+                                            **(flagship() | {"warmup": 3})),
 }
 CHECKS = [pytest.param(check, id=f"{name}: {check}") for name in FACTORIES for check in check_method(FACTORIES[name])]
 ALONE = {"source", "lame", "rotta", "note", "petta", "memo"}       # by running statistics: one value a channel is enough

@@ -1,6 +1,6 @@
 """Lifelong test-time adaptation: a classifier in service that keeps adapting, stays calibrated and does not forget."""
 
-from petal import checks, data, models, track
+from petal import attacks, checks, data, models, track
 from petal._version import __version__
 from petal.augment import AugMix, Jitter, Views
 from petal.calls import with_output
@@ -52,7 +52,9 @@ from petal.methods import (
     PseudoLabel,
     RDumb,
     Reservoir,
+    Robust,
     RoTTA,
+    Screen,
     SmallBatch,
     Source,
     Tent,
@@ -122,7 +124,9 @@ __all__ = [
     "Reservoir",
     "Result",
     "RoTTA",
+    "Robust",
     "Scores",
+    "Screen",
     "SmallBatch",
     "Source",
     "SourceConfig",
@@ -135,6 +139,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "adapt",
+    "attacks",
     "checks",
     "collect_statistics",
     "corrupt",

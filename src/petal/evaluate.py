@@ -122,7 +122,7 @@ class Scores:
             return cls(0, math.nan, math.nan, math.nan, math.nan)
 
         def mean(values: Sequence[float]) -> float:
-            return float(sum(v * k for v, k in zip(values, n, strict=True)) / total)
+            return float(sum(v * k for v, k in zip(values, n, strict=True) if k) / total)
 
         ece = F.calibration_error(counts).item() if bool(counts.any()) else math.nan
         return cls(int(total), mean(error), mean(nll), mean(brier), ece)
@@ -222,7 +222,7 @@ def evaluate_batch(
     With `learns=False` there is no time to learn: the answer is that of one pass (`Adapter.glance`).
 
     Labels that cannot be labels are refused before the method sees the batch; labels of no class once it has said how many
-    classes there are.
+    classes there are. Of a batch that says which of its images are `benign`, these alone are scored.
     """
     x, y = inputs_and_labels(batch)
     x, domain = taken(x), getattr(batch, "domain", STREAM)
@@ -236,7 +236,10 @@ def evaluate_batch(
     if logits.device.type == "cuda":
         torch.cuda.synchronize(logits.device)
     seconds = time.perf_counter() - started
-    exact = logits.double()
+    benign = getattr(batch, "benign", None)
+    exact = logits.double() if benign is None else logits[benign.to(logits.device)].double()
+    if y is not None and benign is not None:
+        y = y[benign.to(y.device)]
     each = [F.confidence(exact), F.entropy(exact)]
     if y is not None:
         if bool((y >= logits.shape[1]).any()):
@@ -249,7 +252,7 @@ def evaluate_batch(
         position=int(getattr(batch, "position", number)),
         domain=domain,
         severity=int(getattr(batch, "severity", 0)),
-        n=len(logits),
+        n=len(exact),
         error=scores[0],
         nll=scores[1],
         brier=scores[2],

@@ -12,7 +12,7 @@ from petal.calls import with_output
 from petal.engine import accelerate
 from petal.errors import ConfigError
 from petal.guard import Guard
-from petal.methods import Adapter, FanIn, Petal, SmallBatch
+from petal.methods import Adapter, FanIn, Petal, Robust, Screen, SmallBatch
 from petal.methods.base import Rates
 from petal.norm import batch_norms
 from petal.posterior import Posterior
@@ -51,6 +51,8 @@ def adapt(
     memory: int = 200,
     shuffled: bool = False,
     small_batches: bool | None = None,
+    statistics: str = "batch",
+    outliers: str = "take",
     guard: bool = True,
     engine: str = "auto",
     batch_shape: Sequence[int] | None = None,
@@ -68,8 +70,11 @@ def adapt(
     Batches may be of any size, from one image up, and labels in any order: large batches in no order are used as they come,
     and else it learns from `memory` images and answers by the order too (`SmallBatch`). Say `shuffled` where the order is
     known to mean nothing. `memory=0` is the flagship alone, for large shuffled batches and nothing else, as
-    `small_batches=False` was. Inputs of several tensors, and tokens, are used as they come: no memory holds them. `guard`,
-    `engine` and `batch_shape` are those of `Guard` and `accelerate`; further options those of `Petal`.
+    `small_batches=False` was. Inputs of several tensors, and tokens, are used as they come: no memory holds them.
+
+    `statistics="median"` is the defence against images that are made to spoil the answers to others (`Robust`), and
+    `outliers` says what becomes of images far out of range: "refuse", "aside", "take" (`Screen`). `guard`, `engine` and
+    `batch_shape` are those of `Guard` and `accelerate`; further options those of `Petal`.
 
     With a posterior it starts at the posterior's mean. `print` shows what was chosen.
 
@@ -103,8 +108,12 @@ def adapt(
         text = "small_batches is what petal.adapt does by itself; without is memory=0"
         warnings.warn(text, DeprecationWarning, stacklevel=2)
         memory = memory if small_batches else 0
+    if statistics != "batch":
+        adapter = Robust(adapter, statistics)
     if memory:
         adapter = SmallBatch(adapter, memory, shuffled=shuffled)
+    if outliers != "take":
+        adapter = Screen(adapter, outliers)
     if guard:
         adapter = Guard(adapter)
     return accelerate(adapter, engine, batch_shape)

@@ -4,6 +4,7 @@ import math
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -464,3 +465,50 @@ def test_bad_settings_are_named(options: dict[str, object], words: str) -> None:
 def test_it_goes_around_adapters_only() -> None:
     with pytest.raises(ConfigError, match="goes around a method"):
         Guard(network())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("attack", "share", "alarm"), [("none", 0.2, False), ("white", 0.2, True), ("stripes", 0.2, True),
+                                                        ("dia-free", 0.3, True)])  # fmt: skip
+def test_strangers_in_a_batch_are_seen_and_nothing_is_changed(attack: str, share: float, alarm: bool) -> None:
+    guard = Guard(petal.Tent(network()), every=1, strangers=0.17)
+    twin = petal.Tent(network())
+    clean = [(images(40, seed=seed), torch.zeros(40, dtype=torch.long)) for seed in range(3)]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for batch in petal.attacks.Poisoned(clean, petal.attacks.ATTACKS[attack](), share, guard):
+            assert torch.equal(guard(batch.x), twin(batch.x))
+    found = [(a.step, a.signal, a.action) for a in guard.alarms]
+    assert found == ([(1, "strangers", "warn")] if alarm else [])           # and not again while they stay
+    assert ("strangers" in " ".join(str(w.message) for w in told)) is alarm
+    assert (guard.status()["strangers"] > 0.17) is alarm
+    other = Guard(petal.Tent(network()), every=1, strangers=0.17)
+    other.load_state_dict(guard.state_dict())
+    assert other.status() == guard.status()
+    assert other.alarms == guard.alarms
+
+
+def test_few_images_say_nothing_of_strangers() -> None:
+    guard = Guard(petal.Tent(network()), every=1)
+    x = images(31)
+    x[:6] = 1.0
+    guard(x)
+    assert guard.status()["strangers"] == 0.0
+
+
+def test_strangers_against_numpy() -> None:
+    guard = Guard(petal.Tent(network()), every=1)
+    x = images(40)
+    x[:8] = 1.0
+    model, seen = petal.BatchNorm(network()).model, []
+    for layer in (model.norm1, model.norm2):
+        layer.register_forward_pre_hook(lambda _, given: seen.append(given[0].double().numpy()))
+    with torch.no_grad():
+        model(x)
+    levels = []
+    for values in seen:
+        v = np.concatenate([values.mean((2, 3)), np.log(values.var((2, 3)) + 1e-6)], 1)
+        center = np.median(v, 0)
+        away = (v.mean(0) - center) / (1.4826 * np.median(np.abs(v - center), 0) + 1e-9)
+        levels.append(np.sqrt(np.minimum(away**2, 4).mean()))
+    guard(x)
+    assert guard.status()["strangers"] == pytest.approx(min(levels), rel=1e-6)

@@ -23,8 +23,8 @@ from petal.methods.mean_teacher import MeanTeacher
 from petal.methods.network import ViewSource
 from petal.models import build, flops
 from petal.posterior import DiagonalGaussian
-from petal.recipes import Row, recipe, rows
-from petal.recipes.rows import needs_posterior, needs_statistics, takes_posterior
+from petal.recipes import WRAPPERS, Row, recipe, rows
+from petal.recipes.rows import needs_posterior, needs_statistics, pick_rows, takes_posterior
 from petal.source_folder import read_config
 
 NETWORK_INPUT = {"resnet-50": (224, 1000)}  # size and classes; all others are 32 and 10
@@ -74,7 +74,7 @@ def run(
     The network of a `source` folder is measured too, with its own weights and shape of images.
     """
     for name in methods:
-        if name not in known_rows():
+        if name.partition("+")[0] not in known_rows():
             raise ConfigError(f"unknown method {name!r}: choose from {', '.join(known_rows())}")
     rate = matrix_rate(device)
     known = None if source is None else read_config(source)
@@ -137,18 +137,21 @@ def _measure(
 
 
 def make(method: str, model: nn.Module, x: Tensor) -> Adapter:
-    """A row of `petal run cifar10` or a method with its defaults, and what it asks to know of the source: made up.
+    """A row of `petal run cifar10`, such as petal-f+robust, and what it asks to know of the source: made up.
 
     The posterior is isotropic; statistics are those of the images `x` by the network's own labels.
     """
-    row = known_rows()[method]
+    (row,) = pick_rows(known_rows(), [method])
     kind: Callable[..., Adapter] = METHODS[row.method]
     options: dict[str, Any] = dict(row.options)
     if takes_posterior(METHODS[row.method]) and needs_posterior(row):
         options["posterior"] = DiagonalGaussian.isotropic(model, std=1e-3, damping=1e-6)
     if needs_statistics(METHODS[row.method]):
         options["statistics"] = collect_statistics(model, [x], labels="predicted")
-    return kind(model, **options)
+    adapter = kind(model, **options)
+    for name in row.wraps:
+        adapter = WRAPPERS[name](adapter)
+    return adapter
 
 
 def known_rows() -> dict[str, Row]:

@@ -12,6 +12,7 @@ from rich.markup import escape
 from petal import __version__, parallel
 from petal.cli import bench
 from petal.cli.apply import apply
+from petal.cli.attack import attack
 from petal.cli.check import check
 from petal.cli.codes import INTERRUPTED, LOST, PARTLY, REFUSED
 from petal.cli.common import make_console
@@ -36,7 +37,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, apply, run, sweep, runs, report, fit, tune, corrupt, serve, methods, protocols, check, doctor):
+for command in (
+    demo, apply, run, sweep, runs, report, fit, tune, corrupt, serve, attack, methods, protocols, check, doctor,
+):  # fmt: skip
     app.command()(command)
 app.add_typer(bench.app, name="bench")
 

@@ -11,10 +11,13 @@ is no sign of a collapse if the source sees it too, and disagreement with the so
     distance        root mean square of (θ - θ_0) / σ by the source posterior if the method has one, else |θ - θ_0| / |θ_0|
     update          the same measure of the distance travelled since the last snapshot, per batch
     drift           how much flatter its predictions without views are than the source's: (H - H_0) / log(classes)
+    strangers       how far few images pull the statistics of the last batch looked at away from those of most, in standard
+                    deviations between images, in the layer where it is least
 
 A collapse raises an alarm. Wear does not look like one: averages of averages make predictions a little flatter with every
 batch, and over thousands of batches errors follow. So drift is held: above its limit, the weights are pulled a little toward
-the source at every look until it is back.
+the source at every look until it is back. Strangers in a batch raise an alarm of their own kind, whatever the policy: the
+answers to this batch are in doubt, and nothing is changed, for it is not the weights that are wrong.
 """
 
 from petal.guard.actions import Alarm

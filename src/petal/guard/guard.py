@@ -11,7 +11,7 @@ from torch import Tensor
 from petal.errors import OutOfMemory, PetalWarning
 from petal.guard.actions import POLICIES, Alarm, CoolDown, Snapshots
 from petal.guard.judge import judge
-from petal.guard.signals import SIGNALS, Reading, Sums, distance
+from petal.guard.signals import SIGNALS, SUMMED, Reading, Strangers, Sums, distance
 from petal.methods import Adapter, Wrapper
 from petal.methods.inputs import check_choice, check_number
 from petal.order import Keys
@@ -19,6 +19,7 @@ from petal.order import Keys
 log = logging.getLogger(__name__)
 
 COUNTERS = 9
+AGAIN = 10              # looks after which an alarm about strangers that stay is repeated
 
 
 class Guard(Wrapper):
@@ -32,6 +33,8 @@ class Guard(Wrapper):
 
     `drift` is how much flatter than the source's the predictions may become (a share of log(classes)). Above it, every look
     moves the weights by the share `pull` toward the source, without an alarm; `pulls` counts these. 1 turns it off.
+    `strangers` is how far some images may pull the statistics of a batch of 32 or more away from those of most of them, in
+    standard deviations. Above it there is an alarm and a warning, and nothing else happens, with every policy.
 
     Policies, on an alarm:
 
@@ -68,6 +71,7 @@ class Guard(Wrapper):
         soften: float = 0.5,
         drift: float = 0.03,
         pull: float = 0.05,
+        strangers: float = 0.35,
     ) -> None:
         super().__init__(adapter)
         check_choice("policy", policy, POLICIES)
@@ -77,11 +81,12 @@ class Guard(Wrapper):
             check_number(name, share, low=0, high=1)
         check_number("distance", distance, low=1)
         check_number("update", update, low=1)
+        check_number("strangers", strangers, low=0)
         for name, share in (("soften", soften), ("drift", drift), ("pull", pull)):
             check_number(name, share, low=0, high=1)
         self.policy, self.every, self.window = policy, every, window
         self.limits = {"disagreement": disagreement, "concentration": concentration, "entropy": entropy,
-                       "distance": distance, "update": update, "drift": drift}  # fmt: skip
+                       "distance": distance, "update": update, "drift": drift, "strangers": strangers}  # fmt: skip
         self.cooldown, self.soften, self.pull = cooldown, soften, pull
         self.reset_own()
 
@@ -96,6 +101,7 @@ class Guard(Wrapper):
         self._rest = CoolDown()
         self._usual = {"distance": 0.0, "update": 0.0}      # of healthy looks; 0: not known yet
         self._reading: Reading | None = None
+        self._strangers = math.nan                  # at the last look
 
     # What users call
 
@@ -121,7 +127,8 @@ class Guard(Wrapper):
     def status(self) -> dict[str, float]:
         """The signals at the last look; NaN before the first one."""
         found = self._reading
-        return {name: math.nan if found is None else getattr(found, name) for name in SIGNALS}
+        summed = {name: math.nan if found is None else getattr(found, name) for name in SUMMED}
+        return summed | {"strangers": self._strangers}
 
     @property
     def batches(self) -> int:
@@ -167,11 +174,16 @@ class Guard(Wrapper):
             self._look(x, logits, frozen)
 
     def _look(self, x: Tensor, logits: Tensor, frozen: bool) -> None:
+        strangers = Strangers(len(x))
         try:
-            source, plain = self.adapter.logits_with(self._origin, x), self._plain(x, logits)
+            with strangers.watching(self.method.model):
+                source = self.adapter.logits_with(self._origin, x)
+            plain = self._plain(x, logits)
         except (torch.OutOfMemoryError, OutOfMemory):
             log.warning("no memory for a look at %s after batch %d", self.adapter.kind, self._step)
             return
+        self._strangers = strangers.read()
+        self._tell_of_strangers()
         self._sums.compare(logits, plain, source, self.window, self.every)
         here = self._reading = self._sums.read(self._norms())
         if frozen:
@@ -189,6 +201,16 @@ class Guard(Wrapper):
         if verdict.worn and self.policy != "warn":
             self._snapshots.pull(self._origin, self.pull, fresh=False)
             self.pulls += 1
+
+    def _tell_of_strangers(self) -> None:
+        """An alarm about the images of this batch, unless there was one a few looks ago."""
+        found, limit = self._strangers, self.limits["strangers"]
+        last = next((alarm.step for alarm in reversed(self.alarms) if alarm.signal == "strangers"), -math.inf)
+        if found > limit and self._step - last >= AGAIN * self.every:
+            self.alarms.append(Alarm(self._step, "strangers", found, limit, "warn"))
+            text = f"some images of batch {self._step} are unlike all others and decide its statistics: strangers "
+            text += f"{found:.3g}, limit {limit:.3g}; answers to the others may be wrong (see petal.Robust, petal.Screen)"
+            warnings.warn(text, PetalWarning, stacklevel=6)
 
     def _plain(self, x: Tensor, logits: Tensor) -> Tensor:
         """The predictions without views, to compare with the source's: those that were made, if no views were used."""
@@ -251,6 +273,8 @@ class Guard(Wrapper):
                 dtype=torch.float64,
             ).reshape(-1, 5),
         }  # fmt: skip
+        if self._strangers == self._strangers:
+            state["strangers"] = torch.tensor([self._strangers], dtype=torch.float64)
         if self._reading is not None:
             state["reading"] = torch.tensor(list(vars(self._reading).values()), dtype=torch.float64)
         if len(self._sums.window):
@@ -261,7 +285,8 @@ class Guard(Wrapper):
 
     def check_own_state(self, state: Mapping[str, Tensor]) -> list[str]:
         """Names and shapes; windows and snapshots may not be there yet."""
-        shapes = {"counters": [COUNTERS], "usual": [2], "reading": [len(Reading.__dataclass_fields__)]}
+        shapes = {"counters": [COUNTERS], "usual": [2], "strangers": [1],
+                  "reading": [len(Reading.__dataclass_fields__)]}  # fmt: skip
         needed, windows = ["counters", "usual", "alarms"], ["sums", "pairs"]
         problems = []
         for name in ("good", "candidate"):
@@ -287,6 +312,7 @@ class Guard(Wrapper):
         kept.well, (rest.thaw, rest.strikes, rest.last) = bool(well), rested
         self._usual = dict(zip(self._usual, state["usual"].tolist(), strict=True))
         self._reading = Reading(*state["reading"].tolist()) if "reading" in state else None
+        self._strangers = float(state["strangers"]) if "strangers" in state else math.nan
         self.alarms = [
             Alarm(int(step), SIGNALS[int(signal)], value, limit, POLICIES[int(action)])
             for step, signal, value, limit, action in state["alarms"].tolist()

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from petal.guard.signals import SIGNALS, Reading
+from petal.guard.signals import SUMMED, Reading
 
 SURE = 1.3                                  # times its limit, disagreement needs no second signal
 HEALTHY = 0.6                               # of its limit: up to here disagreement is nothing to worry about
@@ -28,7 +28,7 @@ def judge(here: Reading, usual: Mapping[str, float], limits: Mapping[str, float]
     samples, or sees fewer classes in them than the adapter does, is no judge of the adapter.
     """
     if not here.finite:
-        name = next((name for name in SIGNALS if not math.isfinite(getattr(here, name))), "disagreement")
+        name = next((name for name in SUMMED if not math.isfinite(getattr(here, name))), "disagreement")
         return Verdict((name, getattr(here, name), math.inf))
     most = math.log(max(classes, 2))
     concentration, entropy = limits["concentration"], limits["entropy"]

@@ -1,16 +1,22 @@
-"""Running sums of what adapter and source predict, and the signals read from them."""
+"""Running sums of what adapter and source predict, and the signals read from them; and strangers in a batch."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from petal import functional as F
+from petal.norm import batch_norms
+from petal.norm.robust import median, of_images
 
-SIGNALS = ("concentration", "entropy", "confidence", "disagreement", "distance", "update", "drift")
+SIGNALS = ("concentration", "entropy", "confidence", "disagreement", "distance", "update", "drift", "strangers")
+SUMMED = SIGNALS[:-1]                       # read from sums; strangers are in a single batch
 STEADY = 0.9                                # share of the earlier comparisons that the next one leaves, at least
+FEW = 32                                    # images below which chance alone moves a mean away from the median
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,42 @@ def concentration(summed: Tensor) -> float:
     p = summed / summed.sum()
     most = math.log(len(p))
     return float(1 + torch.special.xlogy(p, p).sum() / most) if most else 0.0
+
+
+class Strangers:
+    """How far some images of a batch pull its statistics away from where most of them are.
+
+    Each layer that normalises by batch statistics is given images with a mean and a variance of their own. Where a few are
+    unlike the rest, the mean over images lies away from their median, in all layers; a new domain moves both. Measured in
+    standard deviations by the median deviation, the root mean square over channels, and of all layers the lowest: another
+    kind of picture looks strange to early layers, other classes to late ones, and neither of these is an attack.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count                  # images of the batch; others may be looked at with them
+        self.found: list[Tensor] = []
+
+    @contextmanager
+    def watching(self, network: nn.Module) -> Iterator[None]:
+        """In here the layers of a network say what they are given."""
+        layers = [layer for _, layer in batch_norms(network) if layer.running_mean is None]
+        handles = [layer.register_forward_pre_hook(self._look) for layer in layers if self.count >= FEW]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _look(self, layer: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
+        means, own = of_images(inputs[0].detach()[: self.count].double())
+        values = torch.cat([means, (own + 1e-6).log()], 1) if inputs[0].dim() > 2 else means
+        center = median(values)
+        usual = 1.4826 * median((values - center).abs()) + 1e-9
+        self.found.append(((values.mean(0) - center) / usual).square().clamp(max=4.0).mean().sqrt())
+
+    def read(self) -> float:
+        """The lowest of all layers; 0 where nothing was looked at. Waits for the device."""
+        return float(torch.stack(self.found).amin()) if self.found else 0.0
 
 
 def distance(here: Mapping[str, Tensor], there: Mapping[str, Tensor], scale: list[Tensor] | None) -> Tensor:

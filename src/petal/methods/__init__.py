@@ -23,11 +23,13 @@ from petal.methods.rates import FanIn, PosteriorRates
 from petal.methods.rdumb import RDumb
 from petal.methods.reservoir import Reservoir
 from petal.methods.rmt import RMT
+from petal.methods.robust import Robust
 from petal.methods.roid import ROID
 from petal.methods.rotta import RoTTA
 from petal.methods.rpl import RPL
 from petal.methods.santa import SANTA
 from petal.methods.sar import SAR
+from petal.methods.screen import Screen
 from petal.methods.small_batch import SmallBatch
 from petal.methods.source import Source
 from petal.methods.tent import Tent
@@ -93,6 +95,8 @@ __all__ = [
     "RDumb",
     "Reservoir",
     "RoTTA",
+    "Robust",
+    "Screen",
     "SmallBatch",
     "Source",
     "Tent",

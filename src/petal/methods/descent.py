@@ -179,6 +179,29 @@ class Scale:
 
 
 @dataclass(frozen=True, eq=False)
+class Limit:
+    """The optimizer's step goes no further than `share` of the weights' length, all of them together: a bounded step.
+
+    What a batch can do to the weights has a limit then, whatever is in it. It comes before averages (`Descent.first`).
+    """
+
+    share: float
+    elementwise = True
+
+    def prepare(self, weights: Weights) -> list[Tensor]:
+        """Where the step begins."""
+        return [value.detach().clone() for value in weights.values]
+
+    def apply_(self, weights: Weights, prepared: list[Tensor]) -> None:
+        """Shorten the step if it is too long."""
+        length = torch.stack(torch._foreach_norm(prepared)).norm()
+        way = torch.stack(torch._foreach_norm(torch._foreach_sub(weights.values, prepared))).norm()
+        kept = (self.share * length / way.clamp(min=1e-30)).clamp(max=1)
+        for value, before in zip(weights.values, prepared, strict=True):
+            value.copy_(torch.lerp(before, value, kept.to(value.dtype)))
+
+
+@dataclass(frozen=True, eq=False)
 class Kalman:
     """Weights filtered over time: a hidden state follows them by a Kalman gain, and they move toward it (CMF).
 
@@ -237,8 +260,8 @@ class PutBack:
 class Descent:
     """Steps down a loss. What is not finite is not learned from, and counted in `skipped`.
 
-    `standing` are penalties of every step, after those that the step itself has: for what goes around a method. `made` says
-    of the last step whether it was made, by one boolean on the device.
+    `standing` are penalties of every step, after those that the step itself has, and `first` what comes first after it: for
+    what goes around a method. `made` says of the last step whether it was made, by one boolean on the device.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, generator: torch.Generator):
@@ -247,6 +270,7 @@ class Descent:
         self.skips = 0
         self.restored: Tensor | float = 0.0
         self.standing: tuple[Penalty, ...] = ()
+        self.first: tuple[After, ...] = ()
         self.made: Tensor | None = None
         self.moving = False                 # the weights are being changed: what fails now leaves them in between
         self._kept: list[Tensor] | None = None
@@ -271,7 +295,7 @@ class Descent:
         self.made = made = self.gradient(loss, (*penalties, *self.standing), when)
         self._put_back()
         self.moving = True
-        self.finish(made, after)
+        self.finish(made, (*self.first, *after))
         self.moving = False
         return made
 

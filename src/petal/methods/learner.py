@@ -12,7 +12,7 @@ from petal.methods.network import Network
 from petal.methods.portable import Portable
 from petal.methods.state import optimizer_state, optimizer_to_load
 
-CARRIED = ("skipped", "restored", "standing")       # of a descent, to the one that takes its place
+CARRIED = ("skipped", "restored", "standing", "first")       # of a descent, to the one that takes its place
 
 
 class Learner(Portable):

@@ -5,6 +5,7 @@ other statistics. `network_copy` is the door.
     network   `network_copy`: batch statistics, running ones, or layers of a method's choice
     recent    `RecentNorm`: the source and recent images, class by class (`SmallBatch`)
     mixed     `MixedNorm`: a mix of source and batch (`BatchNorm`)
+    robust    `BoundedNorm`: batch statistics that no few images decide; `robust_statistics` of any network
     moving    running statistics that follow: `RobustNorm` (RoTTA, PeTTA), `InstanceAwareNorm` (NOTE)
 """
 
@@ -13,9 +14,12 @@ from petal.norm.mixed import MixedNorm
 from petal.norm.moving import InstanceAwareNorm, MovingNorm, RobustNorm, following, instance_aware
 from petal.norm.network import network_copy, plain_copy, shared_copy
 from petal.norm.recent import Following, RecentNorm, with_recent_norm
+from petal.norm.robust import STATISTICS, BoundedNorm, robust_statistics
 
 __all__ = [
     "AFFINE_LAYERS",
+    "STATISTICS",
+    "BoundedNorm",
     "Following",
     "InstanceAwareNorm",
     "MixedNorm",
@@ -29,6 +33,7 @@ __all__ = [
     "network_copy",
     "plain_copy",
     "replaced",
+    "robust_statistics",
     "shared_copy",
     "source_statistics",
     "unwrapped",

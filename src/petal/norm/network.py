@@ -49,8 +49,13 @@ def _use_batch_statistics(name: str, layer: _BatchNorm) -> None:
         object.__setattr__(layer, "source_statistics", kept)  # for `RecentNorm`; not part of the network's state
     layer.track_running_stats = False
     layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+    guarded_layer(name, layer)
 
+
+def guarded_layer(name: str, layer: _BatchNorm) -> _BatchNorm:
+    """The layer, which by its name now refuses a batch of one value a channel."""
     layer.register_forward_pre_hook(partial(_check_values, name))
+    return layer
 
 
 def _check_values(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:

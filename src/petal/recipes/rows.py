@@ -16,7 +16,7 @@ from torch import nn
 from petal.augment import Views
 from petal.errors import ConfigError
 from petal.guard import Guard
-from petal.methods import ASR, METHODS, Adapter, Ordered, Petal, Reservoir, SmallBatch, Wrapper
+from petal.methods import ASR, METHODS, Adapter, Ordered, Petal, Reservoir, Robust, Screen, SmallBatch, Wrapper
 from petal.models import NETWORKS
 from petal.recipes.field import field
 from petal.recipes.names import unknown
@@ -28,7 +28,8 @@ from petal.restore import Fisher, Stochastic
 FIDELITIES = ("official", "paper")
 TABLE_1 = ("source", "bn", "pseudo-label", "tent-online", "tent", "cotta", "petal-sres", "petal")
 WRAPPERS: dict[str, type[Wrapper]] = {                                             # from the inside out
-    "asr": ASR, "reservoir": Reservoir, "small": SmallBatch, "order": Ordered, "guard": Guard,
+    "asr": ASR, "reservoir": Reservoir, "robust": Robust, "small": SmallBatch, "order": Ordered, "screen": Screen,
+    "guard": Guard,
 }  # fmt: skip
 
 __all__ = ["FIDELITIES", "TABLE_1", "WRAPPERS", "Row", "load_plugin", "pick_rows", "rows"]

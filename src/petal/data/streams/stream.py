@@ -34,6 +34,7 @@ class Batch:
     domains: tuple[str, ...] = ()           # domain of each image; they differ only within a batch of a mixed stream
     strengths: Mapping[str, float] = field(default_factory=dict)    # blended: mean strength of each corruption
     stream: tuple[int, ...] | None = None   # the source of each image, such as a camera, where there are several
+    benign: Tensor | None = None            # bool [n]: which images are no attacker's, and are scored; None: all of them
 
     def __len__(self) -> int:
         return len(self.y)
