@@ -33,15 +33,7 @@ from petal import (
     Source,
     Tent,
 )
-from petal.checkpoint import (
-    CheckpointError,
-    Checkpoints,
-    DamagedCheckpoint,
-    digest,
-    load,
-    save,
-    to_host,
-)
+from petal.checkpoint import CheckpointError, Checkpoints, DamagedCheckpoint, digest, load, save, to_host
 
 
 def network(seed: int = 0) -> ConvNet:

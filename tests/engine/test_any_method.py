@@ -326,28 +326,6 @@ def test_weights_changed_by_hand_are_in_the_next_answer() -> None:
     assert torch.equal(adapter.predict(images()), adapter.predict(images()).mean(1, keepdim=True).expand(12, 5))
 
 
-def test_tensors_of_a_penalty_may_be_changed_in_place() -> None:
-    """The flat copy of them that the engine keeps is of what they were."""
-    class Held(petal.Adapter):
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__(model, batch_statistics=True)
-            self.adapt(affine_parameters(self.model), 0.01, SGD)
-            self.information = {name: torch.ones_like(p) for name, p in self.adapted.items()}
-
-        def step(self, x: Tensor) -> Tensor:
-            logits = self.logits(self.model, x)
-            for value in self.information.values():
-                value.mul_(3)
-            self.descend(entropy(logits).mean(), [Quadratic(self.information, self.origin(), 0.1)])
-            return logits
-
-    plain, fast = Held(network()), petal.accelerate(Held(network()), policy=Policy())
-    for seed in range(4):
-        plain(images(seed=seed)), fast(images(seed=seed))
-    for name, p in plain.adapted.items():
-        torch.testing.assert_close(fast.adapted[name], p, msg=name)
-
-
 @pytest.mark.parametrize("engine", [False, True])
 def test_a_teacher_that_predicts_meanwhile_leaves_the_gradients(engine: bool) -> None:
     """It runs on the student's program and memory, and gradients that wait for their step are in none of it."""
