@@ -17,7 +17,7 @@ from petal.cli.serve import serve
 from petal.cli.sweep import sweep
 from petal.cli.tune import tune
 from petal.recipes import FitSettings
-from petal.runs import ORDER, Experiment
+from petal.runs import ORDER, WAYS, Experiment
 from petal.serve import Settings
 
 
@@ -96,7 +96,7 @@ def test_some_may_differ_from_recipe_to_recipe() -> None:
 @pytest.mark.parametrize(
     ("command", "kind", "without"),
     [(run, Experiment, ()), (sweep, Experiment, ()), (serve, Settings, ()), (fit, FitSettings, ()),
-     (tune, Experiment, ("visits", "label_correlation", *ORDER))],
+     (tune, Experiment, ("visits", "label_correlation", *ORDER, *WAYS))],
 )  # fmt: skip
 def test_commands_have_the_options_and_the_help_of_a_dataclass(command: Any, kind: type, without: tuple[str, ...]) -> None:
     app = typer.Typer()
