@@ -60,7 +60,7 @@ def make_manifest(opened: OpenExperiment, jobs: Sequence[Job], command: str = ""
         **({"shuffle": True} if e.shuffle else {}),
         **{name: getattr(e, name) for name in ORDER if getattr(e, name) is not None},
         **{name: getattr(e, name) for name in ("protocol", "reset_per_domain", "after") if getattr(e, name)},
-        **pace(opened, orders[0]),
+        **pace(opened, min(orders, default=1)),
         "preprocessing": preprocessing(opened),
         "network": own.network,
         "classes": list(opened.images.classes) if opened.images.classes else own.classes,

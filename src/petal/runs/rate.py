@@ -29,7 +29,7 @@ class Clock:
     ...     if learned[-1]:
     ...         clock.learn(position, seconds=0.0)
     >>> learned
-    [True, False, True, False, True, False, False, True]
+    [True, False, True, False, False, True, False, True]
     """
 
     def __init__(self, period: float, cost: float | None = None, free: float = 0.0) -> None:
