@@ -1,6 +1,5 @@
 """What we recommend: the settings of PETAL's flagship, and an adapter of them for a network in one line."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -50,7 +49,6 @@ def adapt(
     lr: Rates | None = None,
     memory: int = 200,
     shuffled: bool = False,
-    small_batches: bool | None = None,
     statistics: str = "batch",
     outliers: str = "take",
     guard: bool = True,
@@ -69,8 +67,8 @@ def adapt(
 
     Batches may be of any size, from one image up, and labels in any order: large batches in no order are used as they come,
     and else it learns from `memory` images and answers by the order too (`SmallBatch`). Say `shuffled` where the order is
-    known to mean nothing. `memory=0` is the flagship alone, for large shuffled batches and nothing else, as
-    `small_batches=False` was. Inputs of several tensors, and tokens, are used as they come: no memory holds them.
+    known to mean nothing. `memory=0` is the flagship alone, for large shuffled batches and nothing else. Inputs of several
+    tensors, and tokens, are used as they come: no memory holds them.
 
     `statistics="median"` is the defence against images that are made to spoil the answers to others (`Robust`), and
     `outliers` says what becomes of images far out of range: "refuse", "aside", "take" (`Screen`). `guard`, `engine` and
@@ -104,10 +102,6 @@ def adapt(
     if lr is None:
         lr = FanIn() if any(True for _ in batch_norms(model)) else WITHOUT_BATCH_NORM
     adapter: Adapter = Petal(model, posterior, **{**flagship(augment), "lr": lr, "seed": seed, **options})
-    if small_batches is not None:
-        text = "small_batches is what petal.adapt does by itself; without is memory=0"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-        memory = memory if small_batches else 0
     if statistics != "batch":
         adapter = Robust(adapter, statistics)
     if memory:

@@ -240,7 +240,7 @@ def test_one_line_for_all() -> None:
     assert petal.adapt(network(), engine="eager", shuffled=True).adapter.prior is None
     assert petal.adapt(network(), engine="eager", memory=50).adapter.memory == 50
     assert petal.adapt(network(), engine="eager", memory=0).kind == "Guard(Petal)"
-    with pytest.warns(DeprecationWarning, match="memory=0"):
-        assert petal.adapt(network(), engine="eager", small_batches=False).kind == "Guard(Petal)"
-    with pytest.warns(DeprecationWarning, match="by itself"):
-        assert petal.adapt(network(), engine="eager", small_batches=True).kind == "Guard(SmallBatch(Petal))"
+    whole = petal.adapt(network(), engine="eager", statistics="median", outliers="aside")
+    assert whole.kind == "Guard(Screen(SmallBatch(Robust(Petal))))"
+    for size in (1, 50):
+        assert whole(noise(size)).shape == (size, 5)
