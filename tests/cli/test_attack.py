@@ -16,7 +16,7 @@ def test_a_table_and_records(tmp_path: Path) -> None:
     source, out = make_source(tmp_path / "source"), tmp_path / "a.jsonl"
     arguments = ["digits", "--weights", source / "network.safetensors", "--images", 10, "--batch-size", 10, "-m", "bn",
                  "-m", "tent+robust", "--set", "robust.norm=clipped", "-a", "stripes", "--share", 0.2, "--share", 0.4,
-                 "--after", 2, "--out", out]  # fmt: skip
+                 "--clean", 2, "--out", out]  # fmt: skip
     result = CliRunner().invoke(app, [str(a) for a in arguments])
     assert result.exit_code == 0, result.output
     lines = [json.loads(line) for line in out.read_text().splitlines()]

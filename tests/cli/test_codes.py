@@ -35,7 +35,7 @@ def test_the_page_has_every_command_and_every_code() -> None:
     rows = {row[0]: row[1:] for row in table("command")[2:]}
     commands = set(typer.main.get_command(cli.app).commands)
     assert rows.keys() == commands
-    assert {name for name, row in rows.items() if row[1]} == {"apply", "check", "sweep"}
+    assert {name for name, row in rows.items() if row[1]} == {"apply", "check", "doctor", "sweep"}
     assert {name for name, row in rows.items() if row[3]} == {"run"}
 
 

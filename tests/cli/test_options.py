@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from petal import PetalWarning
 from petal._options import option
+from petal.cli.attack import attack
 from petal.cli.fit import fit
 from petal.cli.options import options_of, shown_warnings
 from petal.cli.run import run
@@ -96,7 +97,7 @@ def test_some_may_differ_from_recipe_to_recipe() -> None:
 @pytest.mark.parametrize(
     ("command", "kind", "without"),
     [(run, Experiment, ()), (sweep, Experiment, ()), (serve, Settings, ()), (fit, FitSettings, ()),
-     (tune, Experiment, ("visits", "label_correlation", *ORDER, *WAYS))],
+     *((command, Experiment, ("visits", "label_correlation", *ORDER, *WAYS)) for command in (tune, attack))],
 )  # fmt: skip
 def test_commands_have_the_options_and_the_help_of_a_dataclass(command: Any, kind: type, without: tuple[str, ...]) -> None:
     app = typer.Typer()

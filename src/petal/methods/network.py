@@ -164,7 +164,9 @@ class ViewSource:
         if self.sharing is None:
             return network.each(self, range(self.count))
         mine = [number for number in range(self.count) if self.sharing.computes(number)]
-        return self.sharing.gathered([logits.clone() for logits in network.each(self, mine)], self.count)
+        found = self.sharing.gathered([logits.clone() for logits in network.each(self, mine)], self.count)
+        network.work.forwards += (self.count - len(mine)) * found.shape[1]          # the others', as of one process
+        return found
 
 
 def mean_over(predictions: Iterable[Tensor], count: int, average: str) -> Tensor:
