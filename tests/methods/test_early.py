@@ -52,7 +52,8 @@ AROUND = {
     "order": lambda: petal.Ordered(make("roid")),
     "look-back": lambda: petal.Ordered(make("tent"), look_back=True),
     "asr": lambda: petal.ASR(petal.ETA(network())),
-    "flagship": lambda: petal.adapt(network(), flip=False, engine="eager"),
+    "large": lambda: petal.Guard(petal.SmallBatch(make("tent"), memory=12, large=4, sure=0.0)),
+    "flagship": lambda: petal.adapt(network(), flip=False, engine="eager", memory=0),
 }
 
 

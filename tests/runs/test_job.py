@@ -233,11 +233,11 @@ def test_the_time_of_a_job_is_that_of_all_its_pieces(source: Path, tmp_path: Pat
 
 
 def test_labels_in_runs_are_warned_of(source: Path, tmp_path: Path) -> None:
-    runs = opened(source, images=20, batch_size=20, label_correlation=0.05)
+    runs = opened(source, images=80, batch_size=40, label_correlation=0.05)
     with pytest.warns(PetalWarning, match=r"labels of this stream come in runs, and BatchNorm goes .*METHOD\+small"):
         run_job(job("bn"), tmp_path / "runs", runs)
     run_job(job("source"), tmp_path / "source", runs)           # it does not look at the batch; a warning would be an error
-    run_job(job("bn"), tmp_path / "shuffled", opened(source, images=20, batch_size=20, shuffle=True))
+    run_job(job("bn"), tmp_path / "shuffled", opened(source, images=80, batch_size=40, shuffle=True))
 
 
 def test_a_batch_of_one_is_warned_of(source: Path, tmp_path: Path) -> None:

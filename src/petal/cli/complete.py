@@ -19,7 +19,7 @@ def methods(incomplete: str) -> list[str]:
     """Rows that begin so; after a +, what can go around them, from the inside out.
 
     >>> methods("petal-s"), methods("eata+small+")
-    (['petal-sres', 'petal-sres-0.03'], ['eata+small+guard', 'eata+small+order'])
+    (['petal-sres', 'petal-sres-0.03'], ['eata+small+guard', 'eata+small+order', 'eata+small+screen'])
     """
     *around, last = incomplete.split("+")
     if not around:

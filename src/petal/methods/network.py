@@ -165,7 +165,7 @@ class ViewSource:
             return network.each(self, range(self.count))
         mine = [number for number in range(self.count) if self.sharing.computes(number)]
         found = self.sharing.gathered([logits.clone() for logits in network.each(self, mine)], self.count)
-        network.work.forwards += (self.count - len(mine)) * found.shape[1]          # the others', as of one process
+        network.work.forwards += (self.count - len(mine)) * len(found[0])           # the others', as of one process
         return found
 
 
