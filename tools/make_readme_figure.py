@@ -1,6 +1,6 @@
 """The README's figure: error and calibration of each domain along the stream, from a run. Writes docs/images/stream.png.
 
-    petal run digits -m source -m tent -m petal -m petal-f --seed 0-2 --out runs/readme
+    petal run digits -m source -m tent -m petal -m petal-f+small+guard --seed 0-2 --out runs/readme
     python tools/make_readme_figure.py runs/readme
 """
 
@@ -19,7 +19,7 @@ LOOKS = {                    # row: name, colour (of Okabe and Ito), dashes, wid
     "source": ("no adaptation", "#7A7A7A", (0, (1.2, 1.2)), 1.8),
     "tent": ("TENT", "#CC79A7", (0, (5, 1.5)), 1.8),
     "petal": ("PETAL", "#D55E00", "-", 1.8),
-    "petal-f": ("petal.adapt", "#0072B2", "-", 2.8),
+    "petal-f+small+guard": ("petal.adapt", "#0072B2", "-", 2.8),
 }
 
 
