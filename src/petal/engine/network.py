@@ -69,10 +69,7 @@ class FastNetwork(Network):
         if not isinstance(views.x, Tensor):
             return super().each(views, wanted)
         if not engine.cuda and engine.policy.view_threads > 1 and views.views is not None:
-            found = self._tried(lambda: self._by_threads(views, wanted))
-            for logits in found:
-                self.work.ran(logits)
-            return iter(found)
+            return map(self.work.counted, self._tried(lambda: self._by_threads(views, wanted)))
         return self._side_by_side(views, wanted)
 
     # How it is run
@@ -188,9 +185,7 @@ class FastNetwork(Network):
             if self.engine.low_views is not None and not self.engine.proven:
                 several = [view.clone() for view in several]  # they may be needed for a second try
             results = self._tried(lambda views: self._program(x, False, batches=count).run(views), several)
-            for (logits,) in results:
-                self.work.ran(logits)
-                yield logits
+            yield from (self.work.counted(logits) for (logits,) in results)
         for _ in made:
             raise AssertionError("every view is predicted")
 

@@ -26,5 +26,10 @@ class Work:
         if learned_from:
             register_multi_grad_hook(learned_from, lambda gradient: self._back(count), mode="any")
 
+    def counted(self, logits: Tensor) -> Tensor:
+        """Logits that a network gave for one batch, once they are counted."""
+        self.ran(logits)
+        return logits
+
     def _back(self, count: int) -> None:
         self.backwards += count
