@@ -2,11 +2,14 @@
 
 import json
 import platform
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from packaging.requirements import Requirement
 from torch import nn
 from typer.testing import CliRunner
 
@@ -14,16 +17,16 @@ import petal
 from networks import network
 from petal import doctor
 from petal.cli import app
-from petal.doctor import Report
+from petal.doctor import Examination
 
 CPU = torch.device("cpu")
 
 
-def examined(net: nn.Module | None = None, **options: Any) -> Report:
+def examined(net: nn.Module | None = None, **options: Any) -> Examination:
     return doctor.examine(network() if net is None else net, (3, 8, 8), CPU, compiled=False, **options)
 
 
-def problems(report: Report) -> list[str]:
+def problems(report: Examination) -> list[str]:
     return [found.text for found in report.findings if found.state == "problem"]
 
 
@@ -75,8 +78,8 @@ def test_a_checkpoint_that_does_not_come_back_is_a_problem(monkeypatch: pytest.M
     assert problems(examined()) == ["a checkpoint does not give back the state that was saved"]
 
 
-def packages(*requires: str) -> Report:
-    report = Report()
+def packages(*requires: str) -> Examination:
+    report = Examination()
     doctor.look_at_packages(report, requires)
     return report
 
@@ -94,7 +97,7 @@ def test_an_extra_that_is_not_installed_is_a_note(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == "kserve" else "9")
     report = packages('kserve<0.22,>=0.21; extra == "serve"')
     assert report.healthy
-    assert any("the extra 'serve' is not installed: petal serve (pip install 'petal-tta[serve]')" in found.text
+    assert any("kserve of the extra 'serve' is not installed: petal serve (pip install 'petal-tta[serve]')" in found.text
                for found in report.findings)  # fmt: skip
 
 
@@ -103,7 +106,7 @@ def test_what_is_missing_on_the_machine(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(doctor, "_memory", lambda: {"memory_gib": 2.0**31, "memory_available_gib": 2.0**29})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.version, "cuda", None)
-    report = Report()
+    report = Examination()
     doctor.look_at_machine(report, CPU)
     texts = " ".join(found.text for found in report.findings)
     for part in ("there is no C++ compiler", "less than 1 GiB", "torch is built without CUDA"):
@@ -116,7 +119,7 @@ def test_a_gpu_without_its_compiler_is_a_problem(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(doctor, "_gpu", lambda number: {"name": "an old one", "capability": 6.1})
     monkeypatch.setattr(doctor, "_version", lambda name: None)
-    report = Report()
+    report = Examination()
     doctor.look_at_machine(report, CPU)
     assert problems(report) == ["triton is not installed: networks cannot be compiled for the GPU"]
     assert any("an old one is older than Volta" in found.text for found in report.findings)
@@ -145,3 +148,13 @@ def test_a_shape_that_is_none_is_refused() -> None:
     done = CliRunner().invoke(app, ["doctor", "--input", "3,x"])
     assert isinstance(done.exception, petal.ConfigError)
     assert "--input is a shape" in str(done.exception)
+
+
+def test_every_extra_for_users_is_known() -> None:
+    with (Path(__file__).parents[1] / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    named = {extra: {Requirement(line).name for line in lines} for extra, lines in extras.items()}
+    assert {extra: set(names) for extra, names in doctor.EXTRAS.items()} == {
+        extra: names for extra, names in named.items() if extra not in ("dev", "docs")
+    }
+    assert doctor.PURPOSES.keys() >= {name for names in doctor.EXTRAS.values() for name in names}

@@ -33,10 +33,15 @@ PURPOSES = {
     "matplotlib": "figures", "scikit-learn": "the digits of the demo", "packaging": "this page",
     "ray": "petal sweep", "kserve": "petal serve", "triton": "kernels on a GPU; comes with torch's CUDA builds",
     "timm": "networks timm:NAME", "torchvision": "networks torchvision:NAME", "transformers": "networks transformers:NAME",
-    "pandas": "Result.to_frame", "scipy": "tests",
+    "pandas": "records as frames", "pyarrow": "Parquet files", "onnx": "ONNX files", "onnxscript": "ONNX files",
+    "tensorboard": "--track tensorboard", "wandb": "--track wandb", "mlflow": "--track mlflow",
+    "opencv-python-headless": "petal apply on videos", "scipy": "tests",
 }  # fmt: skip
-EXTRAS = {"sweep": ("ray",), "serve": ("kserve",)}          # of petal's own, and what they are named after
-OTHERS = ("triton", "timm", "torchvision", "transformers", "pandas")
+EXTRAS = {          # of petal's own, and what they are for
+    "sweep": ("ray",), "serve": ("kserve",), "frames": ("pandas", "pyarrow"), "onnx": ("onnx", "onnxscript"),
+    "track": ("tensorboard", "wandb", "mlflow"), "video": ("opencv-python-headless",),
+}  # fmt: skip
+OTHERS = ("triton", "timm", "torchvision", "transformers")
 STEPS = 2
 CLOSE = 1e-3                                # largest difference of a probability where both multiply in full precision
 CLOSE_LOW = 0.05                            # and where the engine multiplies in half
@@ -52,7 +57,7 @@ class Finding:
 
 
 @dataclass
-class Report:
+class Examination:
     """What was found. `healthy` unless something is a problem."""
 
     versions: dict[str, str] = field(default_factory=dict)
@@ -77,9 +82,9 @@ class Report:
 
 def examine(
     network: nn.Module, shape: Sequence[int], device: torch.device, batch_size: int = 8, compiled: bool = True
-) -> Report:
+) -> Examination:
     """Look at everything, with `network` on samples of `shape`; with `compiled`, try the compiler too, if there is one."""
-    report = Report()
+    report = Examination()
     look_at_packages(report)
     look_at_machine(report, device)
     try:
@@ -93,7 +98,7 @@ def examine(
 # Packages
 
 
-def look_at_packages(report: Report, requires: Sequence[str] | None = None) -> None:
+def look_at_packages(report: Examination, requires: Sequence[str] | None = None) -> None:
     """Versions against what petal asks for; extras that are not installed, and what they are for."""
     report.versions |= {"petal": __version__, "python": platform.python_version()}
     try:
@@ -113,7 +118,7 @@ def look_at_packages(report: Report, requires: Sequence[str] | None = None) -> N
             report.note("packages", f"{name} is not installed: {PURPOSES[name]}")
 
 
-def _look_at(report: Report, requirement: Requirement, extra: str | None) -> None:
+def _look_at(report: Examination, requirement: Requirement, extra: str | None) -> None:
     name = requirement.name.lower()
     if name == "petal-tta":
         return
@@ -122,7 +127,8 @@ def _look_at(report: Report, requirement: Requirement, extra: str | None) -> Non
         report.versions[name] = version
     if extra is not None and version is None:
         if name in EXTRAS[extra]:
-            report.note("packages", f"the extra {extra!r} is not installed: {purpose} (pip install 'petal-tta[{extra}]')")
+            text = f"{name} of the extra {extra!r} is not installed: {purpose} (pip install 'petal-tta[{extra}]')"
+            report.note("packages", text)
         return
     wanted = f"{name}{requirement.specifier}"
     if version is None:
@@ -141,7 +147,7 @@ def _version(name: str) -> str | None:
 # The machine
 
 
-def look_at_machine(report: Report, device: torch.device) -> None:
+def look_at_machine(report: Examination, device: torch.device) -> None:
     """Cores, memory, compiler, GPUs."""
     memory = _memory()
     compiler = next((path for path in map(shutil.which, ("g++", "clang++")) if path), None)
@@ -198,7 +204,7 @@ def _memory() -> dict[str, float]:
 
 
 def look_at_steps(
-    report: Report, network: nn.Module, shape: Sequence[int], device: torch.device, compiled: bool
+    report: Examination, network: nn.Module, shape: Sequence[int], device: torch.device, compiled: bool
 ) -> None:
     """The engine's choices for the recommended adapter of a network, and its steps beside those of the plain code."""
     network = network.to(device).eval()
@@ -256,7 +262,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _why_not(report: Report, device: torch.device, compiled: bool) -> str:
+def _why_not(report: Examination, device: torch.device, compiled: bool) -> str:
     if not compiled:
         return "left out by --no-compile"
     return "no C++ compiler" if device.type == "cpu" and report.machine.get("compiler") is None else "see the notes above"

@@ -15,7 +15,7 @@ from PIL import Image
 
 import petal
 from petal import ConfigError, ModelError, models
-from petal.apply import Application, ApplyProgress, Opened, Summary, apply
+from petal.apply import Application, Applied, ApplyProgress, Opened, apply
 from petal.data import digits
 from petal.models import Preprocessing
 
@@ -180,7 +180,7 @@ def test_files_of_others_and_of_other_settings_stay(place: Path, tmp_path: Path)
 
 
 def test_every_option_changes_something(place: Path, tmp_path: Path) -> None:
-    def made(name: str, path: str = "digits.npz", **settings: object) -> tuple[Summary, list[dict[str, str]]]:
+    def made(name: str, path: str = "digits.npz", **settings: object) -> tuple[Applied, list[dict[str, str]]]:
         found = apply(opened(place, path, **settings), tmp_path / f"{name}.csv")
         return found, lines(tmp_path / f"{name}.csv")
 

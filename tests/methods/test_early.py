@@ -50,6 +50,7 @@ AROUND = {
     "guard": lambda: petal.Guard(make("tent"), every=1),
     "small": lambda: petal.Guard(petal.SmallBatch(make("tent"), memory=12, every=6)),
     "order": lambda: petal.Ordered(make("roid")),
+    "robust": lambda: petal.Robust(make("tent")),
     "look-back": lambda: petal.Ordered(make("tent"), look_back=True),
     "asr": lambda: petal.ASR(petal.ETA(network())),
     "large": lambda: petal.Guard(petal.SmallBatch(make("tent"), memory=12, large=4, sure=0.0)),

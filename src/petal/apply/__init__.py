@@ -4,7 +4,7 @@
     run        the images through the adapter into a .csv, resumable
 """
 
-from petal.apply.run import ApplyProgress, Summary, apply
+from petal.apply.run import Applied, ApplyProgress, apply
 from petal.apply.settings import Application, Opened
 
-__all__ = ["Application", "ApplyProgress", "Opened", "Summary", "apply"]
+__all__ = ["Application", "Applied", "ApplyProgress", "Opened", "apply"]

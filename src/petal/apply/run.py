@@ -51,7 +51,7 @@ class ApplyProgress:
 
 
 @dataclass(frozen=True)
-class Summary:
+class Applied:
     """What came of it: images by what was done, those that could not be read with the reason, and whether all are done."""
 
     out: Path
@@ -70,7 +70,7 @@ def apply(
     checkpoint_every: int | None = None,
     progress: Callable[[ApplyProgress], None] | None = None,
     stop: Callable[[], bool] | None = None,
-) -> Summary:
+) -> Applied:
     """Adapt over the images and write the predictions; if that was begun before, go on, to the lines of no break.
 
     `stop` is asked after every batch; when it says yes there is a checkpoint, and a later call goes on. What is done is not
@@ -115,7 +115,7 @@ class _Work:
         self.batches = -(-self.pictures.count // self.size)
         self.wait, self.last = SECONDS, time.monotonic()
 
-    def run(self) -> Summary:
+    def run(self) -> Applied:
         for stale in left_behind(self.place):           # of a process that was killed while it wrote
             stale.unlink(missing_ok=True)
         if self.is_done():
@@ -238,7 +238,7 @@ class _Work:
         self.last = time.monotonic()
         self.wait = max(SECONDS, 20 * max(self.last - began, checkpoints.seconds))
 
-    def finish(self) -> Summary:
+    def finish(self) -> Applied:
         """First what is said of the file, then the file: it is never there without."""
         found = self.read(self.lines, done=True)
         write_json(self.summary, {
@@ -251,7 +251,7 @@ class _Work:
             raise StorageError(f"cannot write {self.out}: {error.strerror}") from error
         return found
 
-    def read(self, path: Path, done: bool, was_done: bool = False) -> Summary:
+    def read(self, path: Path, done: bool, was_done: bool = False) -> Applied:
         """The counts, from the lines themselves."""
         did, unreadable = Counter[str](), dict[str, str]()
         with path.open(encoding="utf-8", newline="") as file:
@@ -260,7 +260,7 @@ class _Work:
                 if kind == "unreadable":
                     unreadable[line["image"]] = why
                 did[kind if kind == "unreadable" else line["did"]] += 1
-        return Summary(self.out, did.total(), dict(did), unreadable, self.pictures.left_out, done, was_done)
+        return Applied(self.out, did.total(), dict(did), unreadable, self.pictures.left_out, done, was_done)
 
 
 class Doing:

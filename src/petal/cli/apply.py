@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from petal.apply import Application, ApplyProgress, Summary
+from petal.apply import Application, Applied, ApplyProgress
 from petal.apply import apply as apply_to
 from petal.cli.codes import PARTLY
 from petal.cli.common import choose_device, make_console
@@ -67,7 +67,7 @@ def apply(
         raise typer.Exit(PARTLY)
 
 
-def told(found: Summary) -> list[str]:
+def told(found: Applied) -> list[str]:
     """What came of it, line by line."""
     counts = ", ".join(f"{count} {what}" for what, count in found.did.items())
     out = [f"{found.images} images: {counts}" + (" (was done)" if found.was_done else "")]

@@ -49,7 +49,8 @@ class Robust(Wrapper):
 
     def forward(self, x: Tensor, stream: Keys = None) -> Tensor:
         """Predict and adapt, as the method does."""
-        logits: Tensor = self.adapter(x, stream=stream)
+        with self.handing_on():
+            logits: Tensor = self.adapter(x, stream=stream)
         return logits
 
     def describe(self) -> dict[str, str]:
@@ -74,5 +75,3 @@ def put_in(adapter: Adapter, kind: str, reach: float) -> None:
                 own.append("running statistics")
     if own and not made:
         raise ConfigError(f"{adapter.kind} normalises by {own[0]} and not by batch statistics: leave Robust out")
-
-
